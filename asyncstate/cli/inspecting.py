@@ -166,14 +166,14 @@ def _listing(inspection: Inspection, manifest: Manifest) -> dict[str, Any]:
 
 def _operator(operator: OperatorManifest) -> dict[str, Any]:
     key = next((key for key in key_schemas(operator) if len(key)), pa.schema([]))
-    files = {file.name: file.size_bytes for partition in operator.partitions for file in partition.files()}
+    files = {file for partition in operator.partitions for file in partition.files()}
     return {
         "uid": operator.uid,
         "operator": operator.operator,
         "parallelism": operator.parallelism,
         "key": ", ".join(f"{field.name} {field.type}" for field in key) or "none",
-        "files": len(files),
-        "checkpoint_bytes": sum(files.values()),
+        "files": len({file.name for file in files}),
+        "checkpoint_bytes": sum(file.size_bytes for file in files),
         "states": [_state(spec) for spec in operator.states],
     }
 

@@ -37,7 +37,6 @@ from asyncstate.storage import (
     existing_files,
     group_range,
     partition_restore_plan,
-    verify_file,
 )
 
 _KEY_OF_INPUT = (
@@ -148,7 +147,7 @@ class Inspection:
         A manifest that cannot be read is a problem of its version. Versions that a running job has deleted meanwhile
         are no problem.
         """
-        needed: dict[str, tuple[FileRef, list[int]]] = {}
+        needed: dict[FileRef, list[int]] = {}
         for version in self.versions:
             try:
                 manifest = self.checkpoint.read(version)
@@ -157,15 +156,15 @@ class Inspection:
                     yield Problem(f"manifest of version {version}", (version,), str(error))
                 continue
             for ref in manifest.files():
-                versions = needed.setdefault(ref.name, (ref, []))[1]
+                versions = needed.setdefault(ref, [])
                 if version not in versions:
                     versions.append(version)
         with scratch_folder() as folder:
-            for name, (ref, versions) in sorted(needed.items()):
+            for ref, versions in sorted(needed.items(), key=lambda one: (one[0].name, one[0].offset or 0)):
                 message = self._damage(ref, folder / "file")
                 affected = self._still_needed(ref, versions) if message else ()
                 if message and affected:
-                    yield Problem(name, affected, message)
+                    yield Problem(ref.name, affected, message)
 
     def _still_needed(self, ref: FileRef, versions: Sequence[int]) -> tuple[int, ...]:
         kept = self.checkpoint.versions()
@@ -187,8 +186,7 @@ class Inspection:
 
     def _damage(self, ref: FileRef, local: Path) -> str | None:
         try:
-            self.files.get_file(ref.name, local)
-            verify_file(local, ref)
+            self.files.fetch(ref, local)
         except CheckpointCorruptionError as error:
             return str(error)
         finally:

@@ -8,7 +8,7 @@ rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.checkpoint import Checkpoint
-from asyncstate.storage.commit import commit_partition, uploads_together
+from asyncstate.storage.commit import commit_partition, deltas_together
 from asyncstate.storage.files import CheckpointFiles, LocalFiles, verify_file
 from asyncstate.storage.keyed_store import (
     EMPTY_VERSION,
@@ -93,6 +93,7 @@ __all__ = [
     "changes_from",
     "checkpoint_files",
     "commit_partition",
+    "deltas_together",
     "existing_files",
     "extend_lineage",
     "group_bounds",
@@ -100,6 +101,5 @@ __all__ = [
     "held",
     "partition_restore_plan",
     "split_changes",
-    "uploads_together",
     "verify_file",
 ]

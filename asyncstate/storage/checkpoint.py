@@ -19,6 +19,7 @@ from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.keyed_store import EMPTY_VERSION
 from asyncstate.storage.manifest import (
     MANIFESTS,
+    STATE,
     EpochStart,
     Manifest,
     Owner,
@@ -111,14 +112,17 @@ class Checkpoint:
             manifest = self._fetch(name)
         except CheckpointError as error:
             return [str(error)]
+        files = manifest.files()
+        sizes = {name: self.files.size_bytes(name) for name in {file.name for file in files}}
         found = []
-        for file in manifest.files():
-            size_bytes = self.files.size_bytes(file.name)
+        for file in files:
+            size_bytes, expected = sizes[file.name], (file.offset or 0) + file.size_bytes
             if file.name == damaged:
                 found.append(f"checkpoint file {file.name} is damaged")
-            elif size_bytes != file.size_bytes:
+            elif size_bytes is None or size_bytes < expected or (size_bytes > expected and file.offset is None):
                 what = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
-                found.append(f"checkpoint file {file.name} {what}, expected {file.size_bytes} bytes")
+                at_least = "" if file.offset is None else "at least "
+                found.append(f"checkpoint file {file.name} {what}, expected {at_least}{expected} bytes")
         return found
 
     def claim(self, job_id: str = "") -> int:
@@ -241,7 +245,7 @@ class Checkpoint:
         is_due = self._retained % LISTED_EVERY == 0
         self._retained += 1
         known = all(name in self._decoded for name in manifests if manifest_key(name))
-        return None if known and not is_due else self.files.list("state/")
+        return None if known and not is_due else self.files.list(STATE)
 
     def _decode(self, version: int, view: dict[int, str]) -> Manifest:
         return self._decoded.get(view[version]) or self._read(version, view)

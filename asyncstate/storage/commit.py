@@ -1,24 +1,19 @@
 """The end of a micro-batch on one partition: delta file, sometimes a snapshot, partition manifest.
 
-Owns: commit_partition and what it writes, and uploads_together. Invariant: nothing here is visible until the driver
+Owns: commit_partition and what it writes, and deltas_together. Invariant: nothing here is visible until the driver
 writes the manifest; all names are unique to the attempt. Must not write manifests.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
-from asyncstate.storage.files import (
-    TRANSFERS_MAX,
-    CheckpointFiles,
-    at_once,
-    data_checksum,
-    file_checksum,
-)
+from asyncstate.storage.files import CheckpointFiles, data_checksum, file_checksum
 from asyncstate.storage.keyed_store import SortedChanges
 from asyncstate.storage.lease import Lease
 from asyncstate.storage.manifest import (
@@ -26,6 +21,7 @@ from asyncstate.storage.manifest import (
     FileRef,
     PartitionManifest,
     delta_name,
+    deltas_name,
     extend_lineage,
     snapshot_folder,
 )
@@ -39,21 +35,45 @@ _SMALL_DELTAS_BYTES_MAX: Final = 1 << 20
 """Of the deltas of a version together, for them to be small."""
 _DELTAS_OF_OPERATOR_MAX: Final = 1_000
 """Small deltas of all partitions together: each task of the operator reads their list."""
-_together: ContextVar[list[tuple[CheckpointFiles, str, bytes]] | None] = ContextVar("together", default=None)
+
+
+class _Deltas:
+    """The small deltas of one micro-batch that go to the checkpoint as one file."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self._name = ""
+        self._files: CheckpointFiles | None = None
+
+    def add(self, files: CheckpointFiles, batch_id: int, delta: bytes, num_entries: int) -> FileRef:
+        self._files = files
+        self._name = self._name or deltas_name(batch_id, uuid.uuid4().hex)
+        offset = self._size_bytes
+        self._parts.append(delta)
+        self._size_bytes += len(delta)
+        return FileRef(self._name, len(delta), data_checksum(delta), num_entries, offset)
+
+    def upload(self) -> None:
+        if self._files is not None:
+            self._files.put_bytes(self._name, b"".join(self._parts))
+
+
+_together: ContextVar[_Deltas | None] = ContextVar("together", default=None)
 
 
 @contextmanager
-def uploads_together() -> Iterator[None]:
-    """A context manager at whose end the small deltas of all partitions that were committed inside it are uploaded,
-    several at a time: a process that runs partitions one after the other waits for the checkpoint once. After an error
-    inside it none is uploaded. Raises CheckpointError if an upload fails."""
-    pending: list[tuple[CheckpointFiles, str, bytes]] = []
-    before = _together.set(pending)
+def deltas_together() -> Iterator[None]:
+    """A context manager at whose end the small deltas of all partitions that were committed inside it are uploaded as
+    one file: a process that runs partitions one after the other waits for the checkpoint once. They are of one
+    micro-batch of one job. After an error inside it nothing is uploaded. Raises CheckpointError if the upload fails."""
+    deltas = _Deltas()
+    before = _together.set(deltas)
     try:
         yield
     finally:
         _together.reset(before)
-    at_once(TRANSFERS_MAX, lambda upload: upload[0].put_bytes(*upload[1:]), pending)
+    deltas.upload()
 
 
 def commit_partition(
@@ -83,7 +103,7 @@ def commit_partition(
         snapshot = create_snapshot(lease.store, base.lineage, files, folder, present)
     deltas = [] if snapshot else list(base.deltas)
     if changes:
-        delta = _put_delta(lease, files, changes, delta_name(uid, partition, batch_id, attempt))
+        delta = _put_delta(lease, files, changes, batch_id, delta_name(uid, partition, batch_id, attempt))
         deltas.append(DeltaRef(batch_id, delta, extend_lineage(base.lineage, delta)))
     return PartitionManifest(partition, snapshot or base.snapshot, deltas)
 
@@ -96,24 +116,27 @@ def _deltas_max(deltas: Sequence[DeltaRef], parallelism: int) -> int:
     return min(max(_DELTAS_MAX, _DELTAS_OF_OPERATOR_MAX // parallelism), _SMALL_DELTAS_MAX)
 
 
-def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, name: str) -> FileRef:
+def _put_delta(
+    lease: Lease, files: CheckpointFiles, changes: SortedChanges, batch_id: int, name: str
+) -> FileRef:
     """Upload the delta and leave it for the next micro-batch: a small one in memory, another as a file."""
-    store, size_bytes = lease.store, small_bytes(changes)
-    lease.kept_folder.mkdir(exist_ok=True)
+    store, size_bytes, together = lease.store, small_bytes(changes), _together.get()
     local = lease.kept_folder / Path(name).name
     if size_bytes is None:
+        lease.kept_folder.mkdir(exist_ok=True)
         delta = write_delta(changes, local, name, store.options)
         files.put_file(local, name)
         return delta
     data = sst_bytes(changes, store.options)
-    local.write_bytes(data)
-    pending = _together.get()
-    if pending is None:
-        files.put_bytes(name, data)
+    if together is not None:
+        delta = together.add(files, batch_id, data, len(changes))
     else:
-        pending.append((files, name, data))
-    store.next_delta = SmallDelta(name, changes, size_bytes)
-    return FileRef(name, len(data), data_checksum(data), len(changes))
+        lease.kept_folder.mkdir(exist_ok=True)
+        local.write_bytes(data)
+        files.put_bytes(name, data)
+        delta = FileRef(name, len(data), data_checksum(data), len(changes))
+    store.next_delta = SmallDelta(delta.name, changes, size_bytes)
+    return delta
 
 
 def write_delta(changes: SortedChanges, local: Path, name: str, options: RocksDBOptions) -> FileRef:

@@ -57,8 +57,8 @@ class CheckpointFiles(ABC):
         """Fetch a file to a local path that does not exist yet."""
 
     @abstractmethod
-    def get_bytes(self, name: str) -> bytes:
-        """Return a file's content."""
+    def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
+        """Return a file's content, or up to ``size`` bytes of it from byte ``start`` on."""
 
     @abstractmethod
     def size_bytes(self, name: str) -> int | None:
@@ -76,6 +76,15 @@ class CheckpointFiles(ABC):
         """Store several local files, (path, name) each; after an error some may have been stored."""
         for local, name in files:
             self.put_file(local, name)
+
+    def fetch(self, file: FileRef, local: str | Path) -> None:
+        """Bring a file, or a part of one, to a local path that does not exist yet, and verify it."""
+        if file.offset is None:
+            self.get_file(file.name, local)
+        else:
+            with _explained("fetch", file.name, missing_is_damage=False):
+                Path(local).write_bytes(self.get_bytes(file.name, file.offset, file.size_bytes))
+        verify_file(local, file)
 
     def delete_files(self, names: Iterable[str]) -> None:
         """Delete several files; absent ones are allowed."""
@@ -121,10 +130,11 @@ class LocalFiles(CheckpointFiles):
         with _explained("fetch", name):
             _copy(self._path(name), local)
 
-    def get_bytes(self, name: str) -> bytes:
+    def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
         """Read a file."""
-        with _explained("read", name):
-            return self._path(name).read_bytes()
+        with _explained("read", name), self._path(name).open("rb") as file:
+            file.seek(start)
+            return file.read(size)
 
     def size_bytes(self, name: str) -> int | None:
         """Return a file's size, None when absent."""

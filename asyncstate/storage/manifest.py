@@ -22,6 +22,8 @@ from asyncstate.metrics import Metrics, sum_metrics
 FORMAT_VERSION: Final = 2
 EMPTY_LINEAGE: Final = ""
 MANIFESTS: Final = "manifests/"
+STATE: Final = "state/"
+_DELTAS: Final = "deltas-"
 PARALLELISM_MAX: Final = 32_768
 _TYPE_DEPTH_MAX: Final = 200
 _SIZE_BYTES_MAX: Final = (1 << 63) - 1
@@ -32,13 +34,17 @@ _MANIFEST_1: Final = re.compile(r"manifests/\d+\.json")
 T = TypeVar("T")
 
 
-class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint file: name below the root, size, xxh3-128 of the content in hex, entries (0: unknown)."""
+class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A checkpoint file: name below the root, size, xxh3-128 of the content in hex, entries (0: unknown).
+
+    With an ``offset`` it is the part of that file which begins there; size and checksum are those of the part.
+    """
 
     name: str
     size_bytes: int
     checksum: str
     num_entries: int = 0
+    offset: int | None = None
 
 
 class DeltaRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -262,6 +268,8 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
     for file in manifest.files():
         if not 0 <= file.size_bytes <= _SIZE_BYTES_MAX:
             yield f"gives the checkpoint file {file.name!r} {file.size_bytes} bytes"
+        if not 0 <= (file.offset or 0) <= _SIZE_BYTES_MAX:
+            yield f"lets a part of the checkpoint file {file.name!r} begin at byte {file.offset}"
         if not is_file_name(file.name):
             yield f"names the checkpoint file {file.name!r}, which may be outside the checkpoint"
     for operator in manifest.operators.values():
@@ -360,12 +368,17 @@ def manifest_key(name: str) -> ManifestKey | None:
 
 def partition_folder(uid: str, partition: int) -> str:
     """Folder of a partition's files."""
-    return f"state/{uid}/{partition}"
+    return f"{STATE}{uid}/{partition}"
 
 
 def delta_name(uid: str, partition: int, batch_id: int, attempt: str) -> str:
     """Name of the delta that one attempt of a batch writes."""
     return f"{partition_folder(uid, partition)}/delta-{batch_id:010d}-{attempt}.sst"
+
+
+def deltas_name(batch_id: int, attempt: str) -> str:
+    """Name of a file of small deltas that one attempt of a batch writes."""
+    return f"{STATE}{_DELTAS}{batch_id:010d}-{attempt}"
 
 
 def snapshot_folder(uid: str, partition: int, batch_id: int, attempt: str) -> str:
@@ -376,7 +389,9 @@ def snapshot_folder(uid: str, partition: int, batch_id: int, attempt: str) -> st
 def batch_of(name: str) -> int | None:
     """Return the batch in which a state file was written, None for a name of another form."""
     parts = name.split("/")
-    if len(parts) == 4 and parts[3].startswith("delta-"):
+    if len(parts) == 2 and parts[1].startswith(_DELTAS):
+        digits = parts[1].split("-")[1]
+    elif len(parts) == 4 and parts[3].startswith("delta-"):
         digits = parts[3].split("-")[1]
     elif len(parts) == 6 and parts[3] == "snap":
         digits = parts[4].split("-")[0]

@@ -212,12 +212,13 @@ class ObjectFiles(CheckpointFiles):
         """Download a file; after an error there is none at the local path."""
         self._try("fetch", name, lambda: self._download(self._path(name), Path(local)))
 
-    def get_bytes(self, name: str) -> bytes:
+    def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
         """Download bytes."""
 
         def read() -> bytes:
             with self._fs.open_input_file(self._path(name)) as source:
-                content: bytes = source.read()
+                source.seek(start)
+                content: bytes = source.read(None if size < 0 else size)
             return content
 
         return self._try("read", name, read)

@@ -55,8 +55,7 @@ class Fetcher:
 
     def _fetch(self, ref: FileRef, local: Path) -> None:
         try:
-            self._files.get_file(ref.name, local)
-            verify_file(local, ref)
+            self._files.fetch(ref, local)
         except CheckpointCorruptionError as error:
             hint = Checkpoint(self._files).recovery_hint(self._version, damaged=ref.name)
             raise CheckpointCorruptionError(f"{error}. {hint}") from error

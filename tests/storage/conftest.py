@@ -12,10 +12,10 @@ from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> MiniJob:
-    """A job with an empty checkpoint."""
-    return MiniJob(tmp_path)
+@pytest.fixture(params=[False, True], ids=["own files", "one file"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> MiniJob:
+    """A job with an empty checkpoint, whose small deltas are files of their own or one file together."""
+    return MiniJob(tmp_path, together=request.param)
 
 
 @pytest.fixture(params=["rocksdb", "memory"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from asyncstate.storage import (
@@ -23,6 +24,7 @@ from asyncstate.storage import (
     StorePool,
     checkpoint_files,
     commit_partition,
+    deltas_together,
     group_range,
     partition_restore_plan,
 )
@@ -49,7 +51,9 @@ class MiniJob:
         snapshot_every_deltas: int | None = 3,
         place: str | None = None,
         open_stores: StorePool | None = None,
+        together: bool = False,
     ) -> None:
+        """``together``: the small deltas of a micro-batch go to one file."""
         self.files = checkpoint_files(place or str(root / "checkpoint"))
         limit_bytes = 0 if open_stores is None else PLENTY_BYTES
         self.stores = LocalStores(
@@ -63,6 +67,7 @@ class MiniJob:
         self.checkpoint = Checkpoint(self.files)
         self.checkpoint.claim("job")
         self.snapshot_every_deltas = snapshot_every_deltas
+        self.together = together
         self.options = SMALL
         self.export_cache: GiveAway | None = None
         self.ways: list[str] = []
@@ -77,9 +82,11 @@ class MiniJob:
 
     def attempt(self, base: Manifest | None, batch_id: int, writes: Writes, parallelism: int = 1) -> Manifest:
         """Run all tasks of a batch and return the manifest that would commit it."""
-        partitions = [
-            self.run_partition(base, batch_id, writes, number, parallelism) for number in range(parallelism)
-        ]
+        with deltas_together() if self.together else nullcontext():
+            partitions = [
+                self.run_partition(base, batch_id, writes, number, parallelism)
+                for number in range(parallelism)
+            ]
         operator = OperatorManifest(self.uid, "Op", parallelism, partitions)
         version = -1 if base is None else base.batch_id
         return Manifest("job", batch_id, version, MAX_PARALLELISM, {self.uid: operator})

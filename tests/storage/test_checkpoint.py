@@ -413,8 +413,9 @@ def test_replay_repairs_its_own_damaged_manifest(checkpoint: Checkpoint) -> None
     assert checkpoint.read(0).batch_id == 0
 
 
-def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path, place: str) -> None:
-    job = MiniJob(tmp_path, snapshot_every_deltas=2, place=place)
+@pytest.mark.parametrize("together", [False, True])
+def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path, place: str, together: bool) -> None:
+    job = MiniJob(tmp_path, snapshot_every_deltas=2, place=place, together=together)
     orphan = "state/op/0/delta-0000000003-orphan.sst"
     running = "state/op/0/delta-0000000010-running.sst"
     for batch_id in range(10):

@@ -46,10 +46,11 @@ class MemoryFiles(CheckpointFiles):
     def get_file(self, name: str, local: str | Path) -> None:
         Path(local).write_bytes(self.get_bytes(name))
 
-    def get_bytes(self, name: str) -> bytes:
+    def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
         if name not in self.content:
             raise CheckpointCorruptionError(f"checkpoint file {name} is missing")
-        return self.content[name]
+        content = self.content[name]
+        return content[start:] if size < 0 else content[start : start + size]
 
     def size_bytes(self, name: str) -> int | None:
         return len(self.content[name]) if name in self.content else None
@@ -76,7 +77,7 @@ class SteppedFiles(MemoryFiles):
         self._step((name, data))
         super().put_bytes(name, data)
 
-    def get_bytes(self, name: str) -> bytes:
+    def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
         self._step(None)
         return super().get_bytes(name)
 

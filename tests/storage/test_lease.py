@@ -23,6 +23,7 @@ from asyncstate.storage import (
     RocksDBStore,
     partition_restore_plan,
 )
+from asyncstate.storage.manifest import batch_of
 from tests.storage.minijob import SMALL, MiniJob, applied, key
 
 A, B, C = key(0, "a"), key(0, "b"), key(0, "c")
@@ -42,7 +43,8 @@ def test_batches_advance_the_same_folder(job: MiniJob) -> None:
     assert job.ways == ["rebuilt", "advanced", "kept", "advanced"]
 
 
-def test_nothing_is_fetched_twice_where_it_was_written(job: MiniJob) -> None:
+def test_nothing_is_fetched_twice_where_it_was_written(tmp_path: Path) -> None:
+    job = MiniJob(tmp_path)
     job.batch({A: b"1"})
     with job.lease(newest(job), 0, 1) as lease:
         assert (lease.restored.method, lease.restored.deltas_applied) == ("advanced", 1)
@@ -223,7 +225,9 @@ def test_damaged_checkpoint_file_is_named_with_the_way_back(
         usable = 2
     else:  # a delta that the snapshot refers to, since nothing has been compacted yet
         name = next(
-            file.name for file in partition.snapshot.files.values() if "delta-0000000001" in file.name
+            file.name
+            for file in partition.snapshot.files.values()
+            if batch_of(file.name) == 1 and "/snap/" not in file.name
         )
         usable = 0
     damage(job.files.root / name, how)

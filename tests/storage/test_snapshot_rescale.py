@@ -191,9 +191,9 @@ class JobMachine(RuleBasedStateMachine):
     _numbers = iter(range(1_000_000))
     folder: Path
 
-    @initialize(every=st.integers(1, 4))
-    def start(self, every: int) -> None:
-        self.job = MiniJob(self.folder / f"job-{next(self._numbers)}", every)
+    @initialize(every=st.integers(1, 4), together=st.booleans())
+    def start(self, every: int, together: bool) -> None:
+        self.job = MiniJob(self.folder / f"job-{next(self._numbers)}", every, together=together)
         self.versions: dict[int, dict[bytes, bytes]] = {-1: {}}
         self.parallelism = 1
 
@@ -224,6 +224,10 @@ class JobMachine(RuleBasedStateMachine):
         target = data.draw(st.sampled_from([v for v in self.versions if v >= 0]))
         self.job.checkpoint.rollback(target)
         self.versions = {v: c for v, c in self.versions.items() if v <= target}
+
+    @rule(together=st.booleans())
+    def run_elsewhere(self, together: bool) -> None:
+        self.job.together = together
 
     @rule(parallelism=parallelisms)
     def rescale(self, parallelism: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
-from asyncstate.storage import LocalFiles, LocalStores, StorePool, partition_restore_plan, uploads_together
+from asyncstate.storage import LocalFiles, LocalStores, StorePool, deltas_together, partition_restore_plan
 from asyncstate.storage.files import TRANSFERS_MAX, at_once
 from tests.storage.minijob import MAX_PARALLELISM, MiniJob, applied, key
 
@@ -25,11 +25,6 @@ class MeetingFiles(LocalFiles):
     def get_file(self, name: str, local: str | Path) -> None:
         self._meeting.wait(_DEADLINE_SECONDS)
         super().get_file(name, local)
-
-    def put_bytes(self, name: str, data: bytes) -> None:
-        if name.startswith("state/"):
-            self._meeting.wait(_DEADLINE_SECONDS)
-        super().put_bytes(name, data)
 
 
 @pytest.fixture
@@ -91,24 +86,57 @@ def test_all_items_are_done(items: list[int]) -> None:
     assert sorted(done) == items
 
 
-def test_small_deltas_of_all_partitions_go_up_at_the_same_time(tmp_path: Path) -> None:
+def test_small_deltas_of_all_partitions_are_one_file(tmp_path: Path) -> None:
     kept = StorePool()
-    job, model = MiniJob(tmp_path, open_stores=kept), dict[bytes, bytes]()
-    files = MeetingFiles(Path(job.files.place))
-    job.files = files
-    for n in range(7):  # snapshots among them, which go up by files
+    job, model = MiniJob(tmp_path, open_stores=kept, together=True), dict[bytes, bytes]()
+    for n in range(7):  # snapshots among them, which are files of their own
+        before = {name for name in job.files.list("state/") if "/snap/" not in name}
         writes = {key(group, "a"): b"%d" % n for group in range(MAX_PARALLELISM)}
-        with uploads_together():
-            manifest = job.attempt(job.checkpoint.latest(), n, writes, TRANSFERS_MAX)
-        job.checkpoint.commit(manifest)
+        manifest = job.batch(writes, parallelism=8)
         model = applied(model, writes)
-        assert job.content(manifest, TRANSFERS_MAX) == model
+        assert job.content(manifest, 8) == model
+        (new,) = {name for name in job.files.list("state/") if "/snap/" not in name} - before
+        own = [file for file in manifest.files() if file.name == new]
+        assert len(own) == 8
+        assert sum(file.size_bytes for file in own) == job.files.size_bytes(new)
+        assert job.checkpoint.problems(n) == []
     kept.close()
+    elsewhere = MiniJob(tmp_path / "elsewhere", place=job.files.place)
+    assert elsewhere.content(manifest, 8) == model
+    assert elsewhere.content(manifest, 3) == model
+
+
+def test_large_deltas_are_files_of_their_own(tmp_path: Path) -> None:
+    job = MiniJob(tmp_path, together=True)
+    manifest = job.batch({key(0, "a"): b"x" * 300_000, key(15, "a"): b"1"}, parallelism=2)
+    assert [file.offset for file in manifest.files()] == [None, 0]
+    elsewhere = MiniJob(tmp_path / "elsewhere", place=job.files.place)
+    assert elsewhere.content(manifest, 2) == {key(0, "a"): b"x" * 300_000, key(15, "a"): b"1"}
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+def test_a_damaged_part_of_a_file_is_found(tmp_path: Path, how: str) -> None:
+    job = MiniJob(tmp_path, together=True)
+    manifest = job.batch({key(0, "a"): b"1", key(15, "a"): b"2"}, parallelism=2)
+    first, second = manifest.files()
+    path = job.files.root / first.name
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    elsewhere = MiniJob(tmp_path / "elsewhere", place=job.files.place)
+    if how != "gone":
+        with elsewhere.lease(manifest, 0, 2) as lease:
+            assert dict(lease.store.iterate()) == {key(0, "a"): b"1"}
+    with pytest.raises(CheckpointCorruptionError, match=f"{second.name} is (missing|damaged)"):
+        elsewhere.lease(manifest, 1, 2)
+    assert len(job.checkpoint.problems(0)) == {"gone": 2, "cut": 1, "changed": 0}[how]
 
 
 def test_after_an_error_nothing_goes_up(tmp_path: Path) -> None:
     def fail() -> None:
-        with uploads_together():
+        with deltas_together():
             job.attempt(None, 0, {key(0, "a"): b"1"}, 2)
             raise ZeroDivisionError
 
@@ -125,5 +153,5 @@ def test_an_upload_that_fails_is_raised(tmp_path: Path, monkeypatch: pytest.Monk
 
     job = MiniJob(tmp_path)
     monkeypatch.setattr(LocalFiles, "put_bytes", full)
-    with pytest.raises(CheckpointError, match="full"), uploads_together():
+    with pytest.raises(CheckpointError, match="full"), deltas_together():
         job.attempt(None, 0, {key(0, "a"): b"1", key(9, "a"): b"1"}, 2)
