@@ -163,14 +163,15 @@ class LocalStores:
         """
         folder = self._root / checked_name(uid, "operator uid") / str(partition)
         with _explained(folder):
-            self._make(folder)
             slots = [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
-            slot = self._take_slot(slots, base)
+            used = [slot for slot in slots if slot.folder.exists()]
+            slot = self._take_only(used, base) or self._take_slot(folder, slots, base)
             try:
                 others = [other for other in slots if other.folder != slot.folder]
-                used = [other for other in others if other.folder.exists()]
+                used = [other for other in used if other.folder != slot.folder]
                 was_copy = slot.compacted_marker.exists()
-                hand_on([slot, *used], base)
+                if was_copy or used:
+                    hand_on([slot, *used], base)
                 lease = self._lease(slot, base, options or RocksDBOptions(), export_cache)
                 if was_copy:
                     slot.compacted_marker.unlink(missing_ok=True)
@@ -200,8 +201,18 @@ class LocalStores:
                 finally:
                     slot.release()
 
-    def _take_slot(self, slots: list[Slot], base: RestorePlan) -> Slot:
+    def _take_only(self, used: list[Slot], base: RestorePlan) -> Slot | None:
+        """Take the only slot that is used, if this process has its store open and it is on the way to ``base``: in a
+        small micro-batch, looking for a better one takes as long as the rest of a lease."""
+        kept = self._open_stores.kept(used[0].folder) if len(used) == 1 else None
+        record = None if kept is None else kept.record()
+        if record is None or base.pending_after(record.lineage) is None:
+            return None
+        return self._open_stores.take(used[0].folder)
+
+    def _take_slot(self, folder: Path, slots: list[Slot], base: RestorePlan) -> Slot:
         """Take an unused slot, whose store may be open in this process."""
+        self._make(folder)
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
             for slot in sorted(slots, key=lambda slot: _distance(slot, base)):
@@ -210,7 +221,6 @@ class LocalStores:
                 if slot.take() or slot.take_over():
                     return slot
             if time.monotonic() > deadline:
-                folder = slots[0].folder.parent
                 raise StoreError(
                     f"all {self._slots_max} local stores below {folder} are in use by other attempts of this "
                     f"partition; look for hanging tasks of the job, or give it another local directory"

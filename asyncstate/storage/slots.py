@@ -73,6 +73,8 @@ class Slot:
         self._requests: int | None = None
         self._scratch: RocksDBStore | None = None
         self._name: str | None = None
+        self._written: SlotRecord | None = None
+        """The record, once this process has written it: until the slot is free, no other process does."""
 
     @property
     def db(self) -> Path:
@@ -103,10 +105,12 @@ class Slot:
 
     def record(self) -> SlotRecord | None:
         """Return what the slot holds, None when that is nothing or in doubt."""
-        try:
-            record = msgspec.json.decode((self.folder / "VERSION").read_bytes(), type=SlotRecord)
-        except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
-            return None
+        record = self._written
+        if record is None:
+            try:
+                record = msgspec.json.decode((self.folder / "VERSION").read_bytes(), type=SlotRecord)
+            except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
+                return None
         doubtful = record.changing or record.boot != _boot_id() or record.format != RECORD_FORMAT
         # A store whose folder is gone does not exist, whatever the record says: RocksDB would make an empty one.
         if doubtful or not (self.folder / record.store).is_dir():
@@ -192,7 +196,7 @@ class Slot:
         for file in (self._lock, self._requests):
             if file is not None:
                 os.close(file)
-        self._lock = self._requests = None
+        self._lock = self._requests = self._written = None
         self.state, self.taken_over = SlotState.FREE, False
         held.slots.discard(self)
 
@@ -214,12 +218,15 @@ class Slot:
     def write(self, version: int, lineage: str, changing: bool) -> None:
         """Record what the slot holds. TAKEN."""
         self._require(SlotState.TAKEN)
+        self._written = None  # it is in doubt if the disk is full
         record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
         _overwrite(self.folder / "VERSION", msgspec.json.encode(record))
+        self._written = record
 
     def invalidate(self) -> None:
         """Remove the record, which needs no space on the disk: the store will be rebuilt. TAKEN or LEASED."""
         self._require(SlotState.TAKEN, SlotState.LEASED)
+        self._written = None
         (self.folder / "VERSION").unlink(missing_ok=True)
 
     def clear(self) -> None:

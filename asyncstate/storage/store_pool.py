@@ -82,6 +82,11 @@ class StorePool:
         """Estimated memory, without cached blocks."""
         return self._size_bytes
 
+    def kept(self, folder: Path) -> Slot | None:
+        """The slot ``folder``, if the pool has it, to look at its record."""
+        kept = self._kept.get(str(folder))
+        return None if kept is None else kept.slot
+
     def take(self, folder: Path) -> Slot | None:
         """The slot ``folder``, taken, with its store open, if the pool has it; it then belongs to the caller."""
         kept = self._removed(folder)
