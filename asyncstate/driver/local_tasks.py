@@ -33,6 +33,7 @@ from asyncstate.runtime import (
     pack_records,
     unpack_records,
 )
+from asyncstate.storage import deltas_together
 
 TOGETHER_MAX: Final = 16
 """How many partitions a task runs: their stores are open at the same time."""
@@ -93,12 +94,24 @@ def run_locally(
 ) -> LocalOutput:
     """Run ``plan`` and the stages that feed it. ``rows_of`` returns the rows of an input, with ``row_kind`` where it is
     a changelog. ``together``: how many partitions a task runs. Raises TooLargeError as soon as a stage has emitted more
-    than ``limit_bytes``."""
+    than ``limit_bytes``; nothing is stored then."""
+    with deltas_together():
+        return _run_plan(plan, rows_of, run, copies_of, limit_bytes, together)
+
+
+def _run_plan(
+    plan: TaskPlan,
+    rows_of: Callable[[Any], Sequence[pa.RecordBatch]],
+    run: RunPartitions,
+    copies_of: CopiesOf,
+    limit_bytes: int | None,
+    together: int,
+) -> LocalOutput:
     reports: list[tuple[Prepared, list[CommitRecord]]] = []
     inputs: list[Sequence[pa.RecordBatch]] = []
     for one in plan.inputs:
         if isinstance(one, Feed):
-            fed = run_locally(one.stage, rows_of, run, copies_of, limit_bytes, together)
+            fed = _run_plan(one.stage, rows_of, run, copies_of, limit_bytes, together)
             reports += fed.reports
             inputs.append(fed.rows)
         else:

@@ -41,7 +41,6 @@ from asyncstate.spark.stages import (
     uids_of,
 )
 from asyncstate.spark.task_errors import left
-from asyncstate.storage import deltas_together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +89,7 @@ class LocalStages:
             if given is None:
                 return None
             try:
-                with _turns, deltas_together():
+                with _turns:
                     started = time.perf_counter()
                     rows_of: Callable[[Any], list[pa.RecordBatch]] = lambda one: given[id(one)].batches  # noqa: E731
                     made = run_locally(planned, rows_of, self._run, _copies_of, choice.bytes_max)

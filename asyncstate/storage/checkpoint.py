@@ -119,7 +119,9 @@ class Checkpoint:
             size_bytes, expected = sizes[file.name], (file.offset or 0) + file.size_bytes
             if file.name == damaged:
                 found.append(f"checkpoint file {file.name} is damaged")
-            elif size_bytes is None or size_bytes < expected or (size_bytes > expected and file.offset is None):
+            elif (
+                size_bytes is None or size_bytes < expected or (size_bytes > expected and file.offset is None)
+            ):
                 what = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
                 at_least = "" if file.offset is None else "at least "
                 found.append(f"checkpoint file {file.name} {what}, expected {at_least}{expected} bytes")

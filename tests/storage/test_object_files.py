@@ -25,6 +25,7 @@ from asyncstate.storage import (
     Manifest,
     ObjectFiles,
     Retries,
+    StorePool,
     checkpoint_files,
 )
 from asyncstate.storage.object_files import is_passing
@@ -393,6 +394,27 @@ def test_requests_of_a_driver_in_a_micro_batch(files: CheckpointFiles, proxy: Fa
     proxy.heal()
     checkpoint.retain(1)
     assert proxy.counts() == {"DELETE": 1, "GET": 2, "HEAD": 1, "PUT": 1}
+
+
+@pytest.mark.parametrize(("together", "puts"), [(True, 1), (False, 16)])
+def test_requests_of_the_tasks_of_a_micro_batch(
+    tmp_path: Path, files: CheckpointFiles, proxy: FaultyProxy, together: bool, puts: int
+) -> None:
+    """The figures of docs/checkpoints.md: few changes of 16 partitions, in the driver and on executors."""
+    pool = StorePool()
+    job = MiniJob(tmp_path, snapshot_every_deltas=None, open_stores=pool, together=together)
+    job.files, job.stores._files = files, files
+    base = None
+    for batch_id in range(3):
+        proxy.heal()
+        base = job.attempt(base, batch_id, {key(group, "a"): b"1" for group in range(16)}, 16)
+        assert proxy.counts() == {"PUT": puts}
+    pool.close()
+    proxy.heal()
+    with job.lease(base, 3, 16) as lease:
+        assert dict(lease.store.iterate()) == {key(3, "a"): b"1"}
+    fetched = {"GET": 1, "HEAD": 1} if together else {}
+    assert proxy.counts() == fetched
 
 
 def test_place_must_be_usable() -> None:
