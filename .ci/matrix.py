@@ -70,6 +70,8 @@ CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
 SMOKE_OVER_CONNECT = ["-m", "pytest", "-q", "-m", "smoke and spark and not classic"]
 REMOTE = "ASYNCSTATE_TEST_REMOTE"
 """If it is set, the session of the tests is one of Spark Connect."""
+STATEMENTS = ["-m", "pytest", "-q", "tests/sql/test_golden.py", "tests/sql/test_changed_statements.py"]
+"""What each Spark compiles statements to."""
 LAKES = [".ci/check_lakes.py"]
 LAKES_ON = "4.0"
 """The newest Spark for which there are jars of both."""
@@ -116,6 +118,8 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
         cells.append(_run(python, name, "Delta and Iceberg, Connect too", LAKES))
     if spark in (OLDEST, NEWEST):
         cells.append(_run(python, name, "all tests with Spark", EVERY))
+    else:
+        cells.append(_run(python, name, "plans of statements", STATEMENTS))
     if spark is NEWEST:
         cells.append(_run(python, name, "the same in the driver", IN_DRIVER, {EXECUTOR: "local"}))
     return cells

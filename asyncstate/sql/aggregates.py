@@ -250,8 +250,10 @@ def _keys(given: Given, grouping: Sequence[Any]) -> tuple[list[str], dict[int, s
     key, becomes its leaves."""
     keys, texts = list[str](), dict[int, str]()
     for one in grouping:
-        if kind_of(one) == "Literal":
-            keys.append(given.computed("key", given.reader.text(one, {}), type_of(one)))
+        if kind_of(one) == "Literal":  # one group, whatever the constant is; a nested one can be no key
+            nested = type_of(one).startswith(("struct<", "array<", "map<"))
+            text, kind = ("true", "boolean") if nested else (given.reader.text(one, {}), type_of(one))
+            keys.append(given.computed("key", text, kind))
             continue
         if kind_of(one) != "AttributeReference":
             raise refusal(

@@ -9,6 +9,7 @@ Must not import Spark or operators.
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -17,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT: Final = 2
+_ID: Final = re.compile(r"#\d+L?")
 WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
@@ -353,7 +355,8 @@ class Named:
         self._counts: Counter[str] = Counter()
 
     def of(self, base: str) -> str:
-        """A name that begins like ``base``."""
-        start = "".join(c if c.isalnum() or c == "_" else "_" for c in base)[:40]
+        """A name that begins like ``base``, without the numbers that Spark 4.0 gives to the columns of a compilation: a
+        statement that is compiled again has the same names."""
+        start = "".join(c if c.isalnum() or c == "_" else "_" for c in _ID.sub("", base))[:40]
         self._counts[start.lower()] += 1
         return f"{start}_{self._counts[start.lower()] - 1}"

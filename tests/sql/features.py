@@ -330,6 +330,10 @@ FEATURES: dict[str, tuple[str, str]] = {
     ),
     "count-of-cross": ("select count(*) as n from t cross join u", ""),
     "group-constant": ("select count(*) as n from t group by 1=1", ""),
+    "group-constant-nested": (
+        "select s, l, sum(b) as b from (select named_struct('p', 1, 'q', 'x') as s, array(1, 2) as l, b from t) group by s, l",
+        "select {'p': 1, 'q': 'x'} as s, [1, 2] as l, sum(b) as b from t having count(*) > 0",
+    ),
     "collect": (
         "select a, array_sort(collect_list(b)) as l from t group by a",
         "select a, list_sort(coalesce(list(b) filter (where b is not null), [])) as l from t group by a",

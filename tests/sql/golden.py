@@ -1,7 +1,8 @@
 """The compiled plans of all features, of TPC-H and of Nexmark, as texts in files.
 
-Owns: ``compiled_plans``, ``place_of`` and ``difference``; run as a program (``make plans``), it writes the files.
-Invariant: a file has the plans of the newest Spark; a Spark whose plans differ has a file of its own, with its version.
+Owns: ``compiled_plans``, ``stored_plans`` and ``difference``; run as a program (``make plans``), it writes the files.
+Invariant: a file has the plans of the newest Spark; what another Spark compiles to another plan, or does not know, is
+in a file with its version.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncstate.dataflow import Dataflow
 from asyncstate.dataflow.nodes import Times
+from asyncstate.errors import SqlError
 from asyncstate.spark.compatibility import NEWEST
 from asyncstate.sql import SqlContext
 from asyncstate.sql.pipeline import table_of
@@ -33,8 +35,8 @@ SUITES: Final[Mapping[str, tuple[Mapping[str, str], Tables]]] = {
 }
 
 
-def compiled_plans(spark: SparkSession, suite: str) -> str:
-    """The statements of a suite, each with its plan."""
+def compiled_plans(spark: SparkSession, suite: str) -> dict[str, str]:
+    """The statements of a suite, each with its plan, by name."""
     statements, tables = SUITES[suite]
     context, flow = SqlContext(spark), Dataflow()
     for name, source in tables.sources(list(tables.schemas)).items():
@@ -43,34 +45,44 @@ def compiled_plans(spark: SparkSession, suite: str) -> str:
         context.add(name, table_of(flow.add_source(name, times, source.changelog, source.schema, None, keys)))
     constant = spark.createDataFrame([(0, "x")], "key long, value string")
     constant.createOrReplaceTempView("side_input")  # of Nexmark's q13
-    parts = []
+    plans = {}
     for name, sql in statements.items():
-        plan = _PLACES.sub("", context.run(f"EXPLAIN {sql}"))
-        parts.append(f"== {name}\n{sql.strip()}\n\n{plan}\n")
-    return "\n".join(parts)
+        try:
+            plan = _PLACES.sub("", context.run(f"EXPLAIN {sql}"))
+        except SqlError as error:  # a function that this Spark does not have
+            plan = str(error).partition(" In: ")[0]
+        plans[name] = f"{sql.strip()}\n\n{plan}\n"
+    return plans
 
 
-def place_of(spark: SparkSession, suite: str) -> Path:
-    """The file with the plans of this Spark."""
-    major, minor = spark.version.split(".")[:2]
-    own = FOLDER / f"{suite}-{major}.{minor}.txt"
-    return own if own.exists() else FOLDER / f"{suite}.txt"
+def stored_plans(spark: SparkSession, suite: str) -> dict[str, str]:
+    """The plans that are stored for this Spark, by name."""
+    own = _own(spark, suite)
+    return _read(FOLDER / f"{suite}.txt") | (_read(own) if own.exists() else {})
 
 
-def difference(place: Path, found: str) -> str:
-    """What differs from the file, with the beginning of each plan that does; empty if nothing does."""
-    before, after = _by_name(place.read_text("utf-8")), _by_name(found)
+def difference(stored: Mapping[str, str], compiled: Mapping[str, str]) -> str:
+    """What differs, with the beginning of each plan that does; empty if nothing does."""
     lines: list[str] = []
-    for name in dict.fromkeys([*before, *after]):
-        was, now = (one.get(name, "").splitlines() for one in (before, after))
+    for name in dict.fromkeys([*stored, *compiled]):
+        was, now = (one.get(name, "").splitlines() for one in (stored, compiled))
         changed = list(difflib.unified_diff(was, now, "stored", "compiled", lineterm="", n=1))[2:]
         lines += [f"== {name}", *changed] if changed else []
     return "\n".join(lines)
 
 
-def _by_name(text: str) -> dict[str, str]:
-    parts = [part.split("\n", 1) for part in text.removeprefix("== ").split("\n== ")]
-    return {name: plan for name, plan in parts}
+def _own(spark: SparkSession, suite: str) -> Path:
+    major, minor = spark.version.split(".")[:2]
+    return FOLDER / f"{suite}-{major}.{minor}.txt"
+
+
+def _read(place: Path) -> dict[str, str]:
+    parts = place.read_text("utf-8").removeprefix("== ").split("\n== ")
+    return dict(part.split("\n", 1) for part in parts)
+
+
+def _write(place: Path, plans: Mapping[str, str]) -> None:
+    place.write_text("\n".join(f"== {name}\n{plan}" for name, plan in plans.items()), "utf-8")
 
 
 def main() -> None:
@@ -82,12 +94,17 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for suite in SUITES:
         found, shared = compiled_plans(spark, suite), FOLDER / f"{suite}.txt"
-        own = FOLDER / f"{suite}-{version[0]}.{version[1]}.txt"
+        own = _own(spark, suite)
         own.unlink(missing_ok=True)
         if version == NEWEST:
-            shared.write_text(found, "utf-8")
-        elif difference(shared, found):
-            own.write_text(found, "utf-8")
+            _write(shared, found)
+        else:
+            known = _read(shared)
+            others = {
+                name: plan for name, plan in found.items() if difference({name: known.get(name, "")}, {name: plan})
+            }
+            if others:
+                _write(own, others)
     spark.stop()
 
 
