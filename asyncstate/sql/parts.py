@@ -99,14 +99,24 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
     leaves = [_leaf(side) for side in sides]
     if how in ("inner", "right") and leaves[1][0] not in reader.lookups and leaves[0][0] in reader.lookups:
         sides, leaves, how = sides[::-1], leaves[::-1], {"right": "left"}.get(how, how)
-    name, filters = leaves[1]
+    name, filters, columns = leaves[1]
     part = None if name in reader.lookups else reader.syntax.parts.get(name)
     is_known = name in reader.lookups or (part is not None and part.what == "versions")
     if how not in ("inner", "left") or not is_known:
         return None
     outputs = [{id_of(one): one for one in items(side.output())} for side in sides]
-    pairs, rest = equalities(conjuncts(option(plan.condition())), outputs)
-    rest += [one for one in filters if not is_only_valid(one, outputs[1])]
+    shown = outputs[1]
+    outputs[1] = {id_of(one): one for one in columns}  # conditions may be on columns that are not shown
+    conditions, others = conjuncts(option(plan.condition())), []
+    if part is None:  # further conditions, also by =, come after the lookup
+        key = {own for own, one in outputs[1].items() if own_name(one) in reader.lookups[name].key.names}
+        others = [one for one in conditions if not ids_in(one) & key]
+        conditions = [one for one in conditions if ids_in(one) & key] or conditions
+    pairs, rest = equalities(conditions, outputs)
+    filters = [one for one in filters if not is_only_valid(one, outputs[1])]
+    if how == "left" and filters:
+        filters = _own(filters, sides[0], pairs)
+    rest += [*others, *filters]
     times: tuple[Any, ...] = ()
     if part is not None and part.time is not None:
         times, rest = _times(plan, part.time, rest, outputs)
@@ -125,27 +135,41 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
         raise _refused(plan, "rows that no source changes at the left side", "declare them as a source")
     given = Given(reader, left)
     keys = [(given.column("key", one), two) for one, two, _ in pairs]
-    wanted = [one for own, one in outputs[1].items() if needed is None or own in needed | after]
+    kept = set(shown) if needed is None else needed
+    wanted = [one for own, one in outputs[1].items() if own in kept | after]
     if part is None:
         found = _looked_up(reader, plan, name, how, given, keys, wanted)
     else:
         read = {id_of(one): one for one in [*wanted, *(two for _, two in keys), *times[1:]]}
         versions = _picked(reader, *_rows(reader, part, set(map(own_name, read.values()))), read.values())
         found = temporal_join(given, versions, how, keys, times, part.place)
-    shown = [*left.node.names, *(found.names[id_of(one)] for one in wanted)]
-    return found.where(reader.text(one, found.names) for one in rest).only(list(dict.fromkeys(shown)))
+    names = [*left.node.names, *(found.names[id_of(one)] for one in wanted)]
+    return found.where(reader.text(one, found.names) for one in rest).only(list(dict.fromkeys(names)))
 
 
-def _leaf(plan: Any) -> tuple[str, list[Any]]:
-    """The source that is all of a plan, and the conditions on it; empty if there is more."""
+def _own(filters: Sequence[Any], left: Any, pairs: Sequence[Any]) -> list[Any]:
+    """The conditions that the statement has: Spark copies those on a key of the left side to the right one, where
+    they leave nothing out."""
+    known, there = {str(one.toString()) for one in items(left.constraints().toSeq())}, []
+    for one in filters:
+        text = str(one.toString())
+        for mine, other, _ in pairs:
+            text = text.replace(str(other.toString()), str(mine.toString()))
+        if text not in known:
+            there.append(one)
+    return there
+
+
+def _leaf(plan: Any) -> tuple[str, list[Any], Sequence[Any]]:
+    """The source that is all of a plan, the conditions on it and its columns; empty if there is more."""
     filters: list[Any] = []
     while kind_of(plan) in ("Filter", "Project"):
         if kind_of(plan) == "Filter":
             filters += conjuncts(plan.condition())
         elif any(kind_of(one) != "AttributeReference" for one in items(plan.projectList())):
-            return "", []
+            return "", [], []
         plan = plan.child()
-    return source_of(plan) or "", filters
+    return source_of(plan) or "", filters, items(plan.output())
 
 
 def _refused(plan: Any, what: str, remedy: str) -> Exception:

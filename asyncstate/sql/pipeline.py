@@ -5,12 +5,13 @@ Owns: ``sql_pipeline``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec import SchemaLike
 from asyncstate.dataflow import Source, Stream
 from asyncstate.dataflow.changelog_inference import source_changes
 from asyncstate.errors import SqlError
@@ -28,11 +29,13 @@ def sql_pipeline(
     plans: Sequence[Compiled] = (),
     sink: str = "out",
     state_ttl: Ttl = None,
+    lookups: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[..., None]:
     """A pipeline for ``PipelineHarness``: the last of the statements goes to a sink called ``sink``.
 
     ``spark``: the classic session that compiles; with ``plans``, compiled before, none is needed. The function keeps
     what it has compiled in ``plans`` of its own, so that a restart uses the same. ``state_ttl``: as in ``job.sql``.
+    ``lookups``: by name, the arguments of ``job.lookup``. Raises SqlError for arguments that do not fit.
     """
     kept: list[Compiled] = list(plans)
 
@@ -40,6 +43,8 @@ def sql_pipeline(
         context = SqlContext(spark)
         for name, stream in streams.items():
             context.add(name, table_of(stream))
+        for name, given in (lookups or {}).items():
+            _add_lookup(context, name, **given)
         if kept:
             for plan in (one for one in kept if one.root is not None):
                 built = context.build(plan, state_ttl)
@@ -55,6 +60,12 @@ def sql_pipeline(
 
     pipeline.plans = kept  # type: ignore[attr-defined]
     return pipeline
+
+
+def _add_lookup(
+    context: SqlContext, name: str, lookup: Any, key: SchemaLike, columns: SchemaLike, **options: Any
+) -> None:
+    context.add_lookup(name, lookup, key, columns, options)
 
 
 def table_of(stream: Stream, schema: pa.Schema | None = None) -> Table:

@@ -101,7 +101,9 @@ def main() -> None:
         else:
             known = _read(shared)
             others = {
-                name: plan for name, plan in found.items() if difference({name: known.get(name, "")}, {name: plan})
+                name: plan
+                for name, plan in found.items()
+                if difference({name: known.get(name, "")}, {name: plan})
             }
             if others:
                 _write(own, others)

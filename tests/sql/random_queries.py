@@ -18,6 +18,7 @@ from typing import Any
 import sqlglot
 
 from asyncstate.errors import SqlError
+from asyncstate.lookups import TableLookup
 from tests import class_archive
 from tests.conftest import in_memory
 from tests.sql import random_nested, random_types, random_windows
@@ -62,6 +63,18 @@ AGGREGATES = (
     "listagg({s}, ',') WITHIN GROUP (ORDER BY {s})",
     "listagg(DISTINCT {s}, '') WITHIN GROUP (ORDER BY {s} DESC NULLS LAST)",
 )
+DIM = [{"id": number, "name": f"n{number}", "size": number * number} for number in (0, 1, 1, 3)]
+"""The rows of a table that is looked up: some keys have none, one has two."""
+LOOKUPS = {
+    "dim": {
+        "lookup": TableLookup(DIM, ["id"], ["name", "size"]),
+        "key": "id bigint",
+        "columns": "name string, size bigint",
+        "batch": 3,
+    }
+}
+_VALUES = ", ".join(f"({', '.join(map(repr, one.values()))})" for one in DIM)
+IN_DUCKDB = f"dim AS (SELECT * FROM (VALUES {_VALUES}) AS d(id, name, size))"
 THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
 
 
@@ -74,12 +87,28 @@ class _Random(Draws):
         alias = self.alias()
         if self.shared is not None and self.chance(0.4):
             return f"w AS {alias}", alias, self.shared
+        if depth > 0 and self.chance(0.08):
+            return self.looked_up(depth - 1)
         if depth <= 0 or self.chance(0.45):
             table = self.one_of(*SCHEMAS)
             kinds: Columns = [(one.name, "s" if str(one.type) == "string" else "n") for one in SCHEMAS[table]]
             return f"{table} AS {alias}", alias, kinds
         sql, columns = self.query(depth - 1)
         return f"({sql}) AS {alias}", alias, columns
+
+    def looked_up(self, depth: int) -> tuple[str, str, Columns]:
+        """A relation with what a lookup finds for a number of it."""
+        sql, of, columns = self.relation(depth)
+        alias, found = self.alias(), self.alias()
+        names = [f"{of}.{name} AS l{at}" for at, (name, _) in enumerate(columns)]
+        own: Columns = [(f"l{at}", kind) for at, (_, kind) in enumerate(columns)]
+        shown = [*names, f"{found}.name AS f0", f"{found}.size AS f1"]
+        join = f"{self.one_of('', 'LEFT ')}JOIN dim AS {found} ON {self.column([(of, columns)], 'n')} = {found}.id"
+        return (
+            f"(SELECT {', '.join(shown)} FROM {sql} {join}) AS {alias}",
+            alias,
+            [*own, ("f0", "s"), ("f1", "n")],
+        )
 
     def column(self, scope: Scope, kind: str) -> str:
         found = [f"{alias}.{name}" for alias, columns in scope for name, own in columns if own == kind]
@@ -259,12 +288,15 @@ def random_query(seed: int, depth: int = 2) -> tuple[str, str]:
         shared, columns = made.query(depth - 1)
         prefix, made.shared = f"WITH w AS ({shared}) ", columns
     sql = prefix + made.query(depth)[0]
-    return sql, sqlglot.transpile(sql, read="spark", write="duckdb")[0]
+    oracle = sqlglot.transpile(sql, read="spark", write="duckdb")[0]
+    if "JOIN dim" in sql:
+        oracle = f"WITH {IN_DUCKDB}" + (", " + oracle.removeprefix("WITH ") if prefix else f" {oracle}")
+    return sql, oracle
 
 
 def run(spark: Any, seed: int) -> None:
     """Keep the query of a seed up to date over random changes, and check it. Raises AssertionError and SqlError."""
-    kept_or_constant(spark, *random_query(seed), changing_tables(seed, size=8), random.Random(seed))
+    kept_or_constant(spark, *random_query(seed), changing_tables(seed, size=8), random.Random(seed), LOOKUPS)
 
 
 def main() -> int:

@@ -235,10 +235,12 @@ def kept_right(
     return most
 
 
-def kept_or_constant(spark: Any, sql: str, oracle: str, tables: Tables, rng: random.Random) -> None:
+def kept_or_constant(
+    spark: Any, sql: str, oracle: str, tables: Tables, rng: random.Random, lookups: Any = None
+) -> None:
     """Run a statement by ``kept_right``, with restarts. If Spark proves that its rows are the same whatever the tables
     have (none, or those of an aggregate of none), and it is refused, check that they are."""
-    pipeline = sql_pipeline(sql, spark=spark)
+    pipeline = sql_pipeline(sql, spark=spark, lookups=lookups)
     try:
         kept_right(pipeline, tables, sql, oracle, async_enabled=rng.random() < 0.5, restarts=rng)
     except SqlError as error:

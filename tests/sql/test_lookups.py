@@ -53,6 +53,18 @@ LOOKUPS: dict[str, tuple[str, str]] = {
         "SELECT b, size FROM dim RIGHT JOIN t ON id = a",
         f"SELECT b, size FROM t LEFT JOIN {ROWS} ON id = a",
     ),
+    "a condition on a column that is not shown": (
+        "SELECT b FROM t JOIN dim ON t.a = dim.id WHERE size >= 1",
+        f"SELECT b FROM t JOIN {ROWS} ON t.a = d.id WHERE size >= 1",
+    ),
+    "equal to a further column": (
+        "SELECT b, name FROM t JOIN dim ON t.a = dim.id AND size = b % 2",
+        f"SELECT b, name FROM t JOIN {ROWS} ON t.a = d.id AND size = b % 2",
+    ),
+    "a condition that Spark copies to the key": (
+        "SELECT a, name FROM t LEFT JOIN dim ON t.a = dim.id WHERE a IN (0, 3)",
+        f"SELECT a, name FROM t LEFT JOIN {ROWS} ON t.a = d.id WHERE a IN (0, 3)",
+    ),
     "grouped": (
         "SELECT name, count(*) AS n FROM t LEFT JOIN dim ON id = a WHERE coalesce(size, 1) < 5 GROUP BY name",
         f"SELECT name, count(*) AS n FROM t LEFT JOIN {ROWS} ON id = a WHERE coalesce(size, 1) < 5 GROUP BY name",
@@ -108,6 +120,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a computed key": ("SELECT t.id FROM t JOIN dim ON t.id = dim.id + 1", "this condition"),
     "no key": ("SELECT t.id FROM t JOIN dim ON t.id < dim.id", "this condition"),
     "null-safe": ("SELECT t.id FROM t JOIN dim ON t.id <=> dim.id", "this condition"),
+    "a condition on its key": (
+        "SELECT t.id FROM t LEFT JOIN dim ON t.id = dim.id AND dim.id IN (0, 3)",
+        "conditions other than the key in a LEFT JOIN",
+    ),
     "more conditions": (
         "SELECT t.id FROM t LEFT JOIN dim ON t.id = dim.id AND size > 3",
         "conditions other than the key in a LEFT JOIN",
