@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 
 import operators as ops
@@ -38,6 +39,7 @@ from bench.processor_time import Spent
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
 _OUT = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+_LOW = pc.field("value") < 700_000
 _SPAN_US = 20_000_000
 _BASE_US = 1_600_000_000_000_000
 
@@ -127,6 +129,16 @@ CASES: Mapping[str, Case] = {
     "WindowAggregate, hop": _window(lambda: ops.hop("10 seconds", "2 seconds")),
     "WindowAggregate, cumulate": _window(lambda: ops.cumulate("10 seconds", "2 seconds")),
     "WindowAggregate, session": _window(lambda: ops.session("5 seconds")),
+    "GroupWindowAggregate": Case(
+        lambda: ops.GroupWindowAggregate(ops.tumble("10 seconds"), [ops.count().alias("n")]), event_time=True
+    ),
+    "WindowTableFunction, hop": Case(
+        lambda: ops.WindowTableFunction(ops.hop("10 seconds", "2 seconds")), event_time=True
+    ),
+    "WindowRank": Case(lambda: ops.WindowRank("value", 3, window=ops.tumble("10 seconds")), event_time=True),
+    "WindowJoin": Case(
+        lambda: ops.WindowJoin(window=ops.tumble("10 seconds")), inputs=2, event_time=True, share=0.5
+    ),
     "Join": Case(lambda: ops.Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
     "IntervalJoin": Case(
         lambda: ops.IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
@@ -143,6 +155,13 @@ CASES: Mapping[str, Case] = {
     "TemporalJoin": Case(
         lambda: ops.TemporalJoin("inner", suffixes=("", "_right")), inputs=2, event_time=True, share=0.5
     ),
+    "UpsertMaterialize": Case(ops.UpsertMaterialize),
+    "Match": Case(
+        lambda: ops.Match("LOW+ HIGH", {"LOW": _LOW, "HIGH": ~_LOW}, {"lows": ops.count().where("LOW")}),
+        event_time=True,
+        share=0.1,
+    ),
+    "TemporalSort": Case(ops.TemporalSort, event_time=True),
     "Rank": Case(lambda: ops.Rank("value", 3, rank_column="place"), share=0.5),
     "KeyedMap": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2),
     "KeyedMap, beyond the read cache": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),

@@ -207,15 +207,22 @@ def _unmarked(marked: bytes) -> bytes | None:
 def scan_over(newer: NewerScan, older: OlderScan, start: bytes, end: bytes | None, limit: int) -> list[Entry]:
     """Return at most ``limit`` entries with start <= key < end, ascending, ``newer`` applied over ``older``."""
     found: list[Entry] = []
+    page: list[Entry] = []
+    more = True
     while len(found) < limit:
         wanted = limit - len(found)
-        page = older(start, end, wanted)
+        if (
+            more and not page
+        ):  # not once for each page of deletes: a seek passes over all that RocksDB has deleted
+            page = older(start, end, wanted)
+            more = len(page) == wanted
         asked = max(wanted, _NEWER_MIN)
-        merged, reached = _merge(page, len(page) == wanted, newer(start, end, asked), asked)
+        merged, reached = _merge(page, more, newer(start, end, asked), asked)
         found += merged
         if reached is None:
             break
         start = reached + b"\0"
+        page = page[bisect_right(page, reached, key=itemgetter(0)) :]
     return found[:limit]
 
 

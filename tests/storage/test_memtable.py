@@ -435,3 +435,23 @@ def test_counts_of_written_keys(count: int) -> None:
     overlay = MemTable(MemoryStore())
     overlay.put_many([b"%d" % n for n in range(count)], [b"v"] * count)
     assert overlay.statistics().writes.changes == count
+
+
+def test_what_the_store_lacks_is_asked_for_once() -> None:
+    """A seek in RocksDB passes over everything that was deleted there: one for each page of deletes in memory would make
+    a scan take as many times as long."""
+    asked: list[bytes] = []
+
+    class Counted(MemoryStore):
+        def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+            asked.append(start)
+            return super().scan(start, end, limit)
+
+    overlay = MemTable(Counted())
+    for number in range(10_000):
+        overlay.delete(b"%05d" % number)
+    overlay.put(b"90000", b"kept")
+    asked.clear()
+    assert overlay.scan(b"", None, 1) == [(b"90000", b"kept")]
+    assert overlay.scan(b"", None, 5) == [(b"90000", b"kept")]
+    assert len(asked) == 2
