@@ -438,8 +438,7 @@ def test_counts_of_written_keys(count: int) -> None:
 
 
 def test_what_the_store_lacks_is_asked_for_once() -> None:
-    """A seek in RocksDB passes over everything that was deleted there: with one for each page of deletes in memory, a scan
-    would take as many times as long."""
+    """A seek in RocksDB passes over everything that was deleted there, so one for each page of deletes is too many."""
     asked: list[bytes] = []
 
     class Counted(MemoryStore):
