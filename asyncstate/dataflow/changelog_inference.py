@@ -11,6 +11,7 @@ Source: Flink's ``FlinkChangelogModeInferenceProgram``, ``FlinkRelMdUniqueKeys``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -37,6 +38,10 @@ _VARIES: Final = {
 }
 """Nodes of sqlglot whose value differs between evaluations, in addition to those named ``Current...``."""
 
+_GENERATOR: Final = re.compile(
+    r"\b((?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|variant_explode(?:_outer)?)\s*\(", re.IGNORECASE
+)
+"""Functions that make any number of rows of one, in SQL text or the text of a Column."""
 _VARYING: Final = {"now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
 """Functions of Spark that sqlglot may not know."""
 
@@ -188,6 +193,7 @@ def _dropped(node: Transform, given: Changelog, columns: Sequence[str]) -> Chang
 
 def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
     names = [name for name in columns if name != ROW_KIND_COLUMN]
+    given = _generated(node, given)
     passed: dict[str, tuple[str, ...]] = {}
     makes_kinds = False
     if node.kind == "with_columns":
@@ -202,6 +208,20 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
     if makes_kinds:  # computed by a user's expression
         return replace(RETRACT, origin=f"'{node.name}'").filtered(None)
     return _passed_through(given, passed)
+
+
+def _generated(node: Transform, given: Changelog) -> Changelog:
+    """The facts after a selection that may make several rows of one: no key of the rows is unique then."""
+    texts = map(str, [*node.expressions, *node.named.values()])
+    generator = next(filter(None, map(_GENERATOR.search, texts)), None)
+    if generator is None:
+        return given
+    if given.upsert_key is not None:
+        raise SchemaError(
+            f"the rows of {given.origin} are {given.text}, and {generator[1]} makes several rows of one: when an "
+            f"update makes fewer, the old ones would stay. {_sentence(upserts_way_out(given))}"
+        )
+    return given.with_keys(())
 
 
 def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:

@@ -127,6 +127,9 @@ def test_operators_say_what_they_put_out(build: Callable[[Any], Any], found: str
         (lambda rows: rows.with_columns(w="v + 1"), "insert-only, unique (k)"),
         (lambda rows: rows.with_columns(K="upper(k)"), "insert-only"),
         (lambda rows: rows.drop("v"), "insert-only, unique (k)"),
+        (lambda rows: rows.select("k", "explode(array(v, 1)) AS x"), "insert-only"),
+        (lambda rows: rows.with_columns(x="posexplode_outer (array(v, 1))"), "insert-only"),
+        (lambda rows: total(rows).select("k", "explode_outer(array(1, 1)) AS x"), "retract"),
         (lambda rows: rows.drop("k"), "insert-only"),
         (lambda rows: rows.union(rows), "insert-only"),
         (lambda rows: total(rows).select("k", "n").union(rows.select("k", "v AS n")), "retract"),
@@ -163,6 +166,10 @@ def test_upserts_pass_what_keeps_their_key() -> None:
     ("build", "told"),
     [
         (lambda rows: rows.where("v > 5"), ["where v > 5", "source 'rows'", "upsert by (k)"]),
+        (
+            lambda rows: rows.select("k", "explode(array(v)) AS x"),
+            ["source 'rows'", "upsert by (k)", "explode makes several rows of one"],
+        ),
         (lambda rows: rows.where("rand() < 0.5"), ["ChangelogNormalize() with key=['k']"]),
         (
             lambda rows: rows.where("k = 'a' AND current_date() > DATE'2024-01-01'"),

@@ -216,6 +216,14 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, x from t lateral view explode(sequence(1, b)) as x where b between 1 and 3",
         "select a, unnest(range(1, b + 1)) as x from t where b between 1 and 3",
     ),
+    "explode-joined": (
+        "select s.a, x, u.d from (select a, x from (select a, min(b) as b from t group by a) lateral view explode(sequence(1, b)) as x where b between 1 and 3) s join u on s.a = u.a",
+        "select s.a, x, u.d from (select a, unnest(range(1, b + 1)) as x from (select a, min(b) as b from t group by a) where b between 1 and 3) s join u on s.a = u.a",
+    ),
+    "intersect-all-joined": (
+        "select s.a, u.d from (select a from t intersect all select a from t where b > 1) s left join u on s.a = u.a",
+        "",
+    ),
     "explode-outer": (
         "select a, x from t lateral view outer explode(sequence(1, b)) as x where b is null or b between 1 and 3",
         "select a, unnest(case when b is null then [null] else range(1, b + 1) end) as x from t where b is null or b between 1 and 3",
