@@ -15,6 +15,7 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
 from asyncstate.sql.expressions import (
+    NESTED,
     children,
     conjuncts,
     from_leaves,
@@ -102,7 +103,7 @@ class Calls:
         """Declare an AggregateExpression; returns the text of its value."""
         function, distinct = e.aggregateFunction(), bool(e.isDistinct())
         kind, parts, condition = kind_of(function), children(function), option(e.filter())
-        nested = [type_of(one) for one in parts if type_of(one).startswith(("struct<", "array<", "map<"))]
+        nested = [type_of(one) for one in parts if type_of(one).startswith(NESTED)]
         if nested and (distinct or kind == "CollectSet"):
             raise refusal(f"DISTINCT values of type {nested[0]}", "take to_json(...) of them", e)
         where = None
@@ -251,7 +252,7 @@ def _keys(given: Given, grouping: Sequence[Any]) -> tuple[list[str], dict[int, s
     keys, texts = list[str](), dict[int, str]()
     for one in grouping:
         if kind_of(one) == "Literal":  # one group, whatever the constant is; a nested one can be no key
-            nested = type_of(one).startswith(("struct<", "array<", "map<"))
+            nested = type_of(one).startswith(NESTED)
             text, kind = ("true", "boolean") if nested else (given.reader.text(one, {}), type_of(one))
             keys.append(given.computed("key", text, kind))
             continue

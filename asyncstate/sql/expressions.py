@@ -43,7 +43,8 @@ _OR_NULL: Final = {
     **{"Multiply": "try_multiply", "Divide": "try_divide", "Remainder": "try_mod", "Cast": "try_cast"},
 }
 """Functions that are null where they fail. Spark's own text of one is that of the function that fails."""
-_NESTED: Final = ("array<", "map<", "struct<")
+NESTED: Final = ("array<", "map<", "struct<")
+"""How the texts of nested types begin."""
 _UNTYPED: Final = ("NULL", "ARRAY()", "MAP()")
 _FAILS: Final = re.compile(r'"(?:failOnError|ansiEnabled)":(\w+)')
 _ID: Final = re.compile(r"#\d+L?")
@@ -268,7 +269,7 @@ class Expressions:
             self._retyped = True
             given = ", ".join(str(self._rebuilt(one, names, replaced).sql()) for one in of)
             return self.read(f"{name}({given}{f' AS {e.dataType().sql()}' if kind == 'Cast' else ''})")
-        if kind in ("Cast", "Literal") and typed and names is not None and type_of(e).startswith(_NESTED):
+        if kind in ("Cast", "Literal") and typed and names is not None and type_of(e).startswith(NESTED):
             given = str((self._rebuilt(e.child(), names, replaced) if kind == "Cast" else e).sql())
             if kind == "Cast" or given in _UNTYPED:  # Spark leaves out casts to such types
                 self._retyped = True

@@ -44,7 +44,12 @@ def sql_pipeline(
         for name, stream in streams.items():
             context.add(name, table_of(stream))
         for name, given in (lookups or {}).items():
-            _add_lookup(context, name, **given)
+            try:
+                _add_lookup(context, name, **given)
+            except TypeError as error:
+                raise SqlError(
+                    f"lookup '{name}': give a dict with lookup, key, columns and options, as job.lookup takes them"
+                ) from error
         if kept:
             for plan in (one for one in kept if one.root is not None):
                 built = context.build(plan, state_ttl)

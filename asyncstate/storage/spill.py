@@ -211,9 +211,8 @@ def scan_over(newer: NewerScan, older: OlderScan, start: bytes, end: bytes | Non
     more = True
     while len(found) < limit:
         wanted = limit - len(found)
-        if (
-            more and not page
-        ):  # not once for each page of deletes: a seek passes over all that RocksDB has deleted
+        # Not once for each page of deletes: a seek passes over all that RocksDB has deleted.
+        if more and not page:
             page = older(start, end, wanted)
             more = len(page) == wanted
         asked = max(wanted, _NEWER_MIN)

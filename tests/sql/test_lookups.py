@@ -97,6 +97,32 @@ def test_a_lookup_of_insertions_needs_no_exchange(spark: SparkSession, async_ena
         assert harness.end_batch()["out"] == [("+I", 1, "n1"), ("+I", 1, "n1")]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"lookup": TableLookup(DIM, ["id"], ["name"]), "key": "id bigint"},
+            "give a dict with lookup, key, columns",
+        ),
+        (TableLookup(DIM, ["id"], ["name"]), "give a dict with lookup, key, columns"),
+        ({"lookup": 1, "key": "id bigint", "columns": "name string"}, "lookup 'dim'"),
+        (
+            {
+                "lookup": TableLookup(DIM, ["id"], ["name"]),
+                "key": "id bigint",
+                "columns": "name string",
+                "sise": 3,
+            },
+            "lookup 'dim'.*sise",
+        ),
+    ],
+)
+def test_wrong_lookups_of_a_pipeline_are_refused(spark: SparkSession, given: Any, said: str) -> None:
+    flow = sql_pipeline("SELECT t.id FROM t", spark=spark, lookups={"dim": given})
+    with pytest.raises(SqlError, match=said), PipelineHarness(flow, {"t": PipelineSource(SCHEMA)}):
+        pass
+
+
 def test_explain_shows_a_lookup(spark: SparkSession) -> None:
     def statements(context: SqlContext) -> Any:
         with_lookup(context)

@@ -31,6 +31,7 @@ from asyncstate.storage.manifest import (
     batch_of,
     decode_manifest,
     delta_name,
+    deltas_name,
     encode_manifest,
     manifest_key,
     manifest_name,
@@ -180,6 +181,15 @@ GOOD = FileRef("state/op/0/a.sst", 1, "c")
             f"{size} bytes",
         )
         for size in (-1, 10**30)
+    ]
+    + [
+        (
+            with_partition(
+                PartitionManifest(0, None, [DeltaRef(0, msgspec.structs.replace(GOOD, offset=offset), "l")])
+            ),
+            f"begin at byte {offset}",
+        )
+        for offset in (-1, 10**30)
     ],
 )
 def test_what_no_manifest_says_is_refused_before_anything_is_fetched(made: Manifest, words: str) -> None:
@@ -201,7 +211,9 @@ def test_names_carry_their_batch() -> None:
     assert manifest_key("manifests/notes.txt") is None
     assert batch_of(delta_name("my-op.1", 3, 12, "ab-cd")) == 12
     assert batch_of(snapshot_folder("delta-1-x", 3, 12, "ab") + "/000008.sst") == 12
+    assert batch_of(deltas_name(12, "ab-cd")) == 12
     assert batch_of("state/op/0/other") is None
+    assert batch_of("state/deltas-x") is None
     assert batch_of("manifests/0000000012.e3.4.json") is None
 
 

@@ -79,7 +79,7 @@ class SteppedFiles(MemoryFiles):
 
     def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
         self._step(None)
-        return super().get_bytes(name)
+        return super().get_bytes(name, start, size)
 
     def list(self, prefix: str) -> list[str]:
         self._step(None)
