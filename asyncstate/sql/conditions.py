@@ -125,9 +125,12 @@ def _of(
     row: Row, match: Any, function: str, variable: str | None, column: str | None, offset: int, own: bool
 ) -> Any:
     """A value of the rows of a variable, with the current row if it is of that variable."""
-    if function == "prev":
+    if function == "prev" and own:
         given = match.prev(offset) if offset else row
         return None if given is None else given[column]
+    if function == "prev":
+        places = [place for place, one in enumerate(match.variables) if one == variable]
+        return match[places[-1] - offset][column] if places else None
     rows = [*match.rows(variable), *([row] if own else [])]
     if function in ("first", "last"):
         at = offset if function == "first" else len(rows) - 1 - offset

@@ -144,9 +144,10 @@ class _Clause:
             )
         variable = next(iter(variables), None)
         offset = int(number) if number else int(function == "prev")
-        if function == "prev" and self.variables[own or ""] < offset:
+        of = variable or own or ""
+        if function == "prev" and self.variables[of] < offset:
             raise words.refusal(
-                at, end, "a row before the match", f"let the pattern have {offset} rows before {own}"
+                at, end, "a row before the match", f"let the pattern have {offset} rows before {of}"
             )
         is_own = own is not None and variable in (None, own)
         return Value(function, variable, None if text == "*" else self.column(text), offset, is_own)

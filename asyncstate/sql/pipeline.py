@@ -29,13 +29,15 @@ def sql_pipeline(
     plans: Sequence[Compiled] = (),
     sink: str = "out",
     state_ttl: Ttl = None,
+    windows: str | None = None,
     lookups: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[..., None]:
     """A pipeline for ``PipelineHarness``: the last of the statements goes to a sink called ``sink``.
 
     ``spark``: the classic session that compiles; with ``plans``, compiled before, none is needed. The function keeps
     what it has compiled in ``plans`` of its own, so that a restart uses the same. ``state_ttl``: as in ``job.sql``.
-    ``lookups``: by name, the arguments of ``job.lookup``. Raises SqlError for arguments that do not fit.
+    ``windows``: as there, for the last one. ``lookups``: by name, the arguments of ``job.lookup``. Raises SqlError
+    for arguments that do not fit.
     """
     kept: list[Compiled] = list(plans)
 
@@ -56,7 +58,11 @@ def sql_pipeline(
                 context.add(plan.name, Table(built))
             stream = context.tables[kept[-1].name].built.stream
         else:
-            found = [context.run(text, state_ttl=state_ttl) for text in statements]
+            last = len(statements) - 1
+            found = [
+                context.run(text, state_ttl=state_ttl, windows=windows if at == last else None)
+                for at, text in enumerate(statements)
+            ]
             if not isinstance(found[-1], Stream):
                 raise SqlError("the last statement of a pipeline is to be a query")
             stream = found[-1]

@@ -3,8 +3,8 @@
 Owns: ``random_query``. Invariant: a query has one answer: numbers and limits are in an order of all columns.
 
 ``python -m tests.sql.random_queries COUNT [FIRST]`` runs so many, each over random changes, with restarts and
-rescaling, and prints the seeds of those that are wrong. Three in four are of ``random_types``, ``random_nested`` and
-``random_windows``.
+rescaling, and prints the seeds of those that are wrong. Four in five are of ``random_types``, ``random_nested``,
+``random_windows`` and ``random_patterns``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncstate.errors import SqlError
 from asyncstate.lookups import TableLookup
 from tests import class_archive
 from tests.conftest import in_memory
-from tests.sql import random_nested, random_types, random_windows
+from tests.sql import random_nested, random_patterns, random_types, random_windows
 from tests.sql.features import SCHEMAS, changing_tables
 from tests.sql.tables import Draws, kept_or_constant
 
@@ -288,10 +288,20 @@ def random_query(seed: int, depth: int = 2) -> tuple[str, str]:
         shared, columns = made.query(depth - 1)
         prefix, made.shared = f"WITH w AS ({shared}) ", columns
     sql = prefix + made.query(depth)[0]
+    return sql, in_duckdb(sql)
+
+
+def in_duckdb(sql: str) -> str:
+    """The query in DuckDB's words."""
     oracle = sqlglot.transpile(sql, read="spark", write="duckdb")[0]
     if "JOIN dim" in sql:
-        oracle = f"WITH {IN_DUCKDB}" + (", " + oracle.removeprefix("WITH ") if prefix else f" {oracle}")
-    return sql, oracle
+        with_dim = f"WITH {IN_DUCKDB}"
+        return (
+            f"{with_dim}, {oracle.removeprefix('WITH ')}"
+            if oracle.startswith("WITH ")
+            else f"{with_dim} {oracle}"
+        )
+    return oracle
 
 
 def run(spark: Any, seed: int) -> None:
@@ -308,7 +318,7 @@ def main() -> int:
         tempfile.tempdir = str(memory)
     os.environ.setdefault(class_archive.VARIABLE, class_archive.JVM_OPTIONS)
     spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
-    runs = run, random_types.run, random_nested.run, random_windows.run
+    runs = run, random_types.run, random_nested.run, random_windows.run, random_patterns.run
     for seed in range(first, first + count):
         try:
             runs[seed % len(runs)](spark, seed)

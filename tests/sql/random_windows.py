@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.sql import sql_pipeline
-from tests.sql.tables import Change, Draws, Tables, kept_right
+from tests.sql.tables import Change, Draws, Row, Tables, changing, kept_right
 
 L, T = pa.int64(), pa.timestamp("us", "UTC")
 SCHEMAS = {
@@ -43,6 +43,17 @@ def timed_tables(seed: int = 7, batches: int = 6, size: int = 12) -> Tables:
             changes[name][number // size] += [("+I", row)] * (2 if rng.random() < 0.1 else 1)
     times = {"l": "ts", "r": "ts", "v": "since"}
     return Tables(SCHEMAS, changes, insert_only=True, times=times, delay="1 minute")
+
+
+def changing_timed_tables(seed: int) -> Tables:
+    """Rows with times that come, change and go, for queries whose windows are updated."""
+    rng = random.Random(seed)
+
+    def row(_: str) -> Row:
+        at = None if rng.random() < 0.08 else BEGIN + dt.timedelta(seconds=5 * rng.randrange(30))
+        return None if rng.random() < 0.1 else rng.randrange(3), rng.randrange(6), at
+
+    return changing({name: SCHEMAS[name] for name in ("l", "r")}, row, rng, batches=6, size=10)
 
 
 WINDOWS = ("window_start", "window_end")
@@ -251,7 +262,13 @@ def window_query(seed: int) -> tuple[str, str]:
 
 
 def run(spark: Any, seed: int) -> None:
-    """Run the query of a seed over random rows, and check it at their end. Raises AssertionError and SqlError."""
+    """Run the query of a seed over random rows, and check it at their end, or over random changes, and check it after
+    each micro-batch. Raises AssertionError and SqlError."""
     (sql, oracle), rng = window_query(seed), random.Random(seed)
-    enabled, flow = rng.random() < 0.5, sql_pipeline(sql, spark=spark)
+    enabled, updating = rng.random() < 0.5, rng.random() < 0.4
+    if updating and "SESSION" not in sql and "SYSTEM_TIME" not in sql:
+        flow = sql_pipeline(sql, spark=spark, windows="updating")
+        kept_right(flow, changing_timed_tables(seed), sql, oracle, async_enabled=enabled, restarts=rng)
+        return
+    flow = sql_pipeline(sql, spark=spark)
     kept_right(flow, timed_tables(seed), sql, oracle, async_enabled=enabled, restarts=rng, finish=True)

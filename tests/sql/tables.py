@@ -29,6 +29,8 @@ NEEDS_COMPILER = pytest.mark.since_spark("4.0", "what compiles SQL statements")
 """The mark of tests that run any."""
 Row = tuple[Any, ...]
 Change = tuple[str, Row]
+Oracle = str | Callable[[Mapping[str, list[Row]]], list[Row]]
+"""What a query must give: a text of DuckDB, or a function of the rows of each table."""
 
 
 @dataclass
@@ -76,10 +78,12 @@ class Tables:
             found[name] = list(rows.elements())
         return found
 
-    def answer(self, sql: str, batch: int) -> list[Row]:
-        """DuckDB's answer over the rows after a micro-batch."""
+    def answer(self, query: Oracle, batch: int) -> list[Row]:
+        """The answer over the rows after a micro-batch; DuckDB's, if the query is a text."""
         contents, connection = self.contents(batch), _duckdb()
-        for name in self.used(sql):
+        if not isinstance(query, str):
+            return query(contents)
+        for name in self.used(query):
             schema = self.schemas[name]
             columns = [
                 pa.array([row[at] for row in contents[name]], one.type) for at, one in enumerate(schema)
@@ -87,7 +91,7 @@ class Tables:
             connection.register("rows_given", pa.Table.from_arrays(columns, schema=schema))
             connection.execute(f'CREATE OR REPLACE TABLE "{name}" AS SELECT * FROM rows_given')
         connection.unregister("rows_given")
-        return connection.execute(sql).fetchall()
+        return connection.execute(query).fetchall()
 
 
 @cache
@@ -195,13 +199,13 @@ def kept_right(
     pipeline: Any,
     tables: Tables,
     sql: str,
-    oracle: str,
+    oracle: Oracle,
     *,
     async_enabled: bool,
     restarts: random.Random | None = None,
     finish: bool = False,
 ) -> int:
-    """Run a pipeline in a harness, and compare the net of its output with DuckDB's answer to ``oracle`` after every
+    """Run a pipeline in a harness, and compare the net of its output with the answer to ``oracle`` after every
     micro-batch. Half-way the job is started again in the other mode. ``restarts``: restart and rescale between any
     two. ``finish``: compare at the end only, after the last watermark. Returns the most rows that the answer had."""
     used, most = tables.used(sql), 0

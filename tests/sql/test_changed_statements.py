@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,8 @@ import pyarrow as pa
 from asyncstate.errors import SqlError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark import StreamingJob
-from asyncstate.sql import Compiled, SqlContext
-from asyncstate.sql.pipeline import table_of
 from asyncstate.testing import PipelineHarness, PipelineSource, net
+from tests.sql.random_changes import Program
 from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
@@ -33,32 +31,6 @@ JOINED = """
     SELECT s.k, s.total, u.w
     FROM (SELECT k, sum(v) AS total FROM t WHERE v > 0 GROUP BY k) s
     JOIN (SELECT k, max(w) AS w FROM u GROUP BY k) u ON s.k = u.k"""
-
-
-class Program:
-    """Statements by name, as a job starts them: over the plans and the state that it left."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self.spark, self.stored = spark, dict[str, Compiled]()
-        self.committed: list[str] | None = None
-
-    def flow(self, statements: Mapping[str, str], changed: str | None = None) -> Callable[..., None]:
-        """The pipeline of these statements; the rows of each go to a sink of its name."""
-
-        def pipeline(**streams: Any) -> None:
-            context = SqlContext(self.spark, self.stored, self.committed)
-            for name, stream in streams.items():
-                context.add(name, table_of(stream))
-            for name, text in statements.items():
-                context.run(text, name, changed=changed).to(print, name=name)
-            self.stored = dict(context.compiled)
-            self.uids = [uid for one in context.compiled.values() for uid, _ in one.operators.values()]
-
-        return pipeline
-
-    def ran(self) -> None:
-        """A micro-batch was committed."""
-        self.committed = list(self.uids)
 
 
 @pytest.fixture

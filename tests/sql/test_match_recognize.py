@@ -111,6 +111,16 @@ CASES: dict[str, tuple[str, Sequence[Part], Any, bool, Callable[[Taken], Row]]] 
         True,
         lambda t: (rates(t)[0], max(rates(t)), min(rates(t, "LO")), 2, len(rates(t, "LO"))),
     ),
+    "looks before the row of another variable": (
+        """SELECT k, a, b FROM v MATCH_RECOGNIZE (PARTITION BY k ORDER BY since MEASURES A.rate AS a, B.rate AS b
+             PATTERN (S A B) DEFINE A AS rate < 7, B AS rate > PREV(A.rate))""",
+        [("S", 1, 1), ("A", 1, 1), ("B", 1, 1)],
+        lambda name, row, taken: (
+            name == "S" or (row[1] < 7 if name == "A" else bool(row[1] > rates(taken, "S")[0]))
+        ),
+        False,
+        lambda t: (rates(t, "A")[0], rates(t, "B")[0]),
+    ),
     "sums so far": (
         """SELECT k, a, s, l, z FROM v MATCH_RECOGNIZE (PARTITION BY k ORDER BY since ASC NULLS FIRST, rate DESC
              MEASURES A.rate AS a, SUM(B.rate) AS s, LAST(B.rate, 1) AS l, rate_of(C.rate, k) AS z
@@ -198,6 +208,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "two variables": (M.format("SUM(A.rate + B.rate) AS r", "A B", ""), "this value of a match"),
     "before the match": (
         M.format("A.rate AS r", "A B", "DEFINE A AS rate > PREV(rate)"),
+        "a row before the match; let the pattern have 1 rows before A",
+    ),
+    "before another variable": (
+        M.format("A.rate AS r", "A B", "DEFINE B AS rate > PREV(A.rate)"),
         "a row before the match; let the pattern have 1 rows before A",
     ),
     "two rows before": (
