@@ -54,8 +54,8 @@ plans: setup  ## write the compiled plans of the SQL tests again, after an inten
 	$(BIN)/python -m tests.sql.golden
 
 QUERIES := 1000
-fuzz: setup  ## QUERIES=1000 random SQL queries over changing tables, against DuckDB
-	$(BIN)/python -m tests.sql.random_queries $(QUERIES)
+fuzz: setup  ## QUERIES=1000 random SQL statements over changing tables, against DuckDB
+	$(BIN)/python -m tests.sql.fuzz $(QUERIES)
 
 mutations: setup  ## do the tests notice small faults put into a copy of the code?
 	$(BIN)/python -m tests.mutations

@@ -1,27 +1,16 @@
 """Random queries over the tables of ``features``, in Spark's words and in DuckDB's.
 
 Owns: ``random_query``. Invariant: a query has one answer: numbers and limits are in an order of all columns.
-
-``python -m tests.sql.random_queries COUNT [FIRST]`` runs so many, each over random changes, with restarts and
-rescaling, and prints the seeds of those that are wrong. Four in five are of ``random_types``, ``random_nested``,
-``random_windows`` and ``random_patterns``.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import sys
-import tempfile
 from typing import Any
 
 import sqlglot
 
-from asyncstate.errors import SqlError
 from asyncstate.lookups import TableLookup
-from tests import class_archive
-from tests.conftest import in_memory
-from tests.sql import random_nested, random_patterns, random_types, random_windows
 from tests.sql.features import SCHEMAS, changing_tables
 from tests.sql.tables import Draws, kept_or_constant
 
@@ -307,30 +296,3 @@ def in_duckdb(sql: str) -> str:
 def run(spark: Any, seed: int) -> None:
     """Keep the query of a seed up to date over random changes, and check it. Raises AssertionError and SqlError."""
     kept_or_constant(spark, *random_query(seed), changing_tables(seed, size=8), random.Random(seed), LOOKUPS)
-
-
-def main() -> int:
-    """Run many; the number of wrong ones."""
-    from asyncstate.spark import build_session
-
-    count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    if (memory := in_memory()) is not None:  # states are written as in a job, and nothing waits for a disk
-        tempfile.tempdir = str(memory)
-    os.environ.setdefault(class_archive.VARIABLE, class_archive.JVM_OPTIONS)
-    spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
-    runs = run, random_types.run, random_nested.run, random_windows.run, random_patterns.run
-    for seed in range(first, first + count):
-        try:
-            runs[seed % len(runs)](spark, seed)
-        except SqlError as error:
-            refused += 1
-            print(f"seed {seed} is refused: {error}", flush=True)
-        except Exception as error:
-            wrong.append(seed)
-            print(f"seed {seed}: {type(error).__name__}: {str(error)[:900]}", flush=True)
-    print(f"{count - refused - len(wrong)} right, {refused} refused, wrong: {wrong or 'none'}")
-    return len(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(min(main(), 1))

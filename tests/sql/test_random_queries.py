@@ -1,5 +1,5 @@
-"""Random queries over random changes, cut, restarted and rescaled at random, against DuckDB
-and, of patterns, a search in plain Python."""
+"""Random statements over random changes, cut, restarted and rescaled at random, against DuckDB, and patterns against a
+search in plain Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
-from tests.sql import random_nested, random_patterns, random_types, random_windows
+from tests.sql import random_changes, random_nested, random_patterns, random_types, random_windows
 from tests.sql.random_queries import run
 from tests.sql.tables import NEEDS_COMPILER
 
@@ -43,3 +43,8 @@ def test_a_random_query_over_arrays_and_structs_is_kept_right(spark: SparkSessio
 @pytest.mark.parametrize("seed", range(12))
 def test_the_matches_of_a_random_pattern_are_all_found(spark: SparkSession, seed: int) -> None:
     random_patterns.run(spark, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_change_of_a_statement_is_right_or_refused(spark: SparkSession, seed: int) -> None:
+    random_changes.run(spark, seed)
