@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from asyncstate.errors import SqlError
+from asyncstate.errors import JobError, SqlError
 from asyncstate.sql import Compiled, SqlContext
 from asyncstate.sql.pipeline import table_of
 from asyncstate.testing import PipelineHarness
@@ -65,6 +65,7 @@ CHANGES = (
     (r"\bUNION ALL\b", "UNION"),
 )
 """What is changed in a text, and to what."""
+REFUSED = "is not the one whose state", "reads no source", "rows that another program wrote"
 
 
 def changed_text(sql: str, rng: random.Random) -> str:
@@ -105,8 +106,8 @@ def run(spark: Any, seed: int) -> None:
             if batch == at:
                 try:
                     harness.restart(program.flow({"a": changed}), parallelism=rng.randrange(1, 4))
-                except SqlError as error:
-                    if "is not the one whose state" not in str(error) and "reads no source" not in str(error):
+                except (SqlError, JobError) as error:
+                    if not any(said in str(error) for said in REFUSED):
                         raise
                     harness.restart(program.flow({"a": sql}))
                 else:
