@@ -6,6 +6,7 @@ Owns: ``Clocks`` and ``Spent``; ``TreeClocks``, ``tree_seconds``, ``tree_times``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -40,15 +41,12 @@ class TreeClocks:
         self._cpu, self._wall = tree_times(os.getpid()), time.perf_counter()
 
     def spent(self) -> Spent:
-        seconds = time.perf_counter() - self._wall
-        return Spent(seconds, spent_seconds(self._cpu, tree_times(os.getpid())))
+        return Spent(time.perf_counter() - self._wall, spent_seconds(self._cpu, tree_times(os.getpid())))
 
 
 def tree_seconds(pid: int) -> float | None:
-    """Seconds, user and system, of process ``pid``, its descendants and their ended children that were waited for.
-
-    None where there is no ``/proc``.
-    """
+    """Seconds, user and system, of process ``pid``, its descendants and their ended children that were waited for; None
+    where there is no ``/proc``."""
     times = tree_times(pid)
     return None if times is None else sum(times.values())
 
@@ -70,8 +68,10 @@ def tree_times(pid: int) -> dict[int, float] | None:
         return None
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (fields := _stat(entry)) is not None:
+    for entry in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            # After the program's name, which may contain anything.
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
             ticks[int(entry.name)] = sum(map(int, fields[_TIMES]))
     found, waiting, a_second = {}, [pid], os.sysconf("SC_CLK_TCK")
@@ -81,11 +81,3 @@ def tree_times(pid: int) -> dict[int, float] | None:
             found[each] = ticks[each] / a_second
         waiting += children.get(each, [])
     return found
-
-
-def _stat(entry: Path) -> list[str] | None:
-    """The fields after the program's name, which may contain anything; None for a process that has ended."""
-    try:
-        return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from asyncstate.driver.chain import RunPartitions
 from asyncstate.spark import MicroBatch, StreamingJob, build_session
+from bench.frame.measure import ROOT
 from bench.frame.report import LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-_ROOT = Path(__file__).resolve().parents[1]
-_PROGRESS_UPDATES = 100_000
 
 
 def local_conf(folder: Path, cores: int) -> dict[str, str]:
@@ -26,52 +25,39 @@ def local_conf(folder: Path, cores: int) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
-        "spark.executorEnv.PYTHONPATH": str(_ROOT),
+        "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.local.dir": str(folder / "spark"),
         "spark.log.level": "ERROR",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.shuffle.partitions": str(cores),
-        "spark.sql.streaming.numRecentProgressUpdates": str(_PROGRESS_UPDATES),
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.enabled": "false",
     }
-
-
-def local_session(name: str, folder: Path, cores: int, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on ``cores`` local cores with ``local_conf`` overlaid by ``conf``; Spark's stderr goes to ``LOG`` in
-    ``folder``.
-
-    Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
-    """
-    with _stderr_to(folder / LOG):
-        return build_session(name, f"local[{cores}]", local_conf(folder, cores) | dict(conf or {}))
 
 
 @contextmanager
 def session(
     name: str, folder: Path, cores: int, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """``local_session``, stopped at the end."""
-    spark = local_session(name, folder, cores, conf)
+    """A session on ``cores`` local cores with ``local_conf`` overlaid by ``conf``, stopped at the end. What its JVM and
+    its Python workers ever write to stderr, a lot on a good run, goes to ``LOG`` in ``folder``.
+
+    Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stderr = os.dup(2)
+    with (folder / LOG).open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        spark = build_session(name, f"local[{cores}]", local_conf(folder, cores) | dict(conf or {}))
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
     try:
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """What a process that starts inside ever writes to stderr goes to a file: Spark's JVM and its Python workers say a
-    lot on a good run, with stack traces of what they end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stderr = os.dup(2)
-    with path.open("ab") as log:
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def changelog_writer(folder: Path | None) -> Callable[[DataFrame, int], None]:
@@ -93,6 +79,13 @@ def batch_seconds(query: StreamingQuery) -> list[float]:
     return [found[batch_id] for batch_id in sorted(found)]
 
 
+def run_to_end(job: StreamingJob, checkpoint: Path) -> StreamingQuery:
+    """Run a job over all that its sources have; its query, which has ended."""
+    query = job.start(trigger={"availableNow": True}, query_checkpoint=str(checkpoint))
+    job.await_termination(query)
+    return query
+
+
 class JobSide:
     """A job on Spark below ``folder`` that is given micro-batch after micro-batch, for ``turns``."""
 
@@ -101,17 +94,15 @@ class JobSide:
         spark: SparkSession,
         folder: Path,
         apply: Callable[[DataFrame, MicroBatch], None],
-        options: Mapping[str, object] | None = None,
         run: RunPartitions | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> None:
         own = {"async-state.local-dir": str(folder / "local"), **(options or {})}
         self.job = StreamingJob(spark, str(folder / "checkpoint"), own, _run=run)
-        self._run = self.job.micro_batch(apply)
-        self._batches = 0
+        self._run, self._batches = self.job.micro_batch(apply), itertools.count()
 
     def __call__(self, rows: DataFrame) -> None:
-        self._run(rows, self._batches)
-        self._batches += 1
+        self._run(rows, next(self._batches))
 
     def metrics(self, uid: str) -> Any:
         """Of this operator in the last micro-batch."""

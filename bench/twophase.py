@@ -135,7 +135,7 @@ def _mode(
         if batch.batch_id < WARM_UP:
             kept.extend(out.collect())
 
-    return JobSide(spark, folder, aggregate, {"async-state.parallelism": cores})
+    return JobSide(spark, folder, aggregate, options={"async-state.parallelism": cores})
 
 
 def measure(

@@ -255,10 +255,8 @@ def both_jobs(spark: SparkSession, folder: Path) -> dict[str, JobSide]:
 
     with_it = JobSide(spark, folder / "with", apply)
     with instead(MemoryFiles, driver):
-        return {
-            "with": with_it,
-            "without": JobSide(spark, folder / "without", apply, run=run_without_checkpoint),
-        }
+        without = JobSide(spark, folder / "without", apply, run_without_checkpoint)
+    return {"with": with_it, "without": without}
 
 
 def parquet_rows(spark: SparkSession, folder: Path, keys: np.ndarray) -> DataFrame:

@@ -123,11 +123,10 @@ class Column(NamedTuple):
         values = [row.facts.get(name) for name in self.fact.split()]
         if all(value is None for value in values):
             return ""
-        texts = [self._text(value) for value in values]
+        texts = [
+            each if isinstance(each, str) else "" if each is None else self.shown(each) for each in values
+        ]
         return texts[0] if len(texts) == 1 else "-".join(text.removesuffix("x") for text in texts)
-
-    def _text(self, value: Any) -> str:
-        return value if isinstance(value, str) else "" if value is None else self.shown(value)
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -148,29 +147,21 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         return f"{name:<{wide}} {placed}".rstrip()
 
     lines = [line("", (head[level].strip() for head in heads)) for level in (0, 1)] if used else []
-    lines = [text for text in lines if text]
-    if used:
-        lines.append("-" * min(WIDTH, wide + sum(widths) + len(widths)))
-    group = ""
+    lines += ["-" * min(WIDTH, wide + sum(widths) + len(widths))] if used else []
+    lines, group = [text for text in lines if text], ""
     for row, name, texts in zip(rows, names, cells, strict=True):
         if row.group and row.group != group:
             lines.append(row.group)
         group = row.group
-        if said := _instead(row):
-            lines.append(f"{name}: {said}")
+        instead = {"FAILED": row.failed, "left out": row.skipped, "WRONG": "; ".join(row.wrong)}
+        if said := [f"{name}: {what}: {why.splitlines()[0]}" for what, why in instead.items() if why]:
+            lines.append(said[0])
             continue
         if len(name) > wide:
             lines.append(name)
             name = ""
         lines.append(line(name, (texts[at] for at in used)))
     return lines
-
-
-def _instead(row: Row) -> str:
-    for what, why in (("FAILED", row.failed), ("left out", row.skipped), ("WRONG", "; ".join(row.wrong))):
-        if why:
-            return f"{what}: {why.splitlines()[0]}"
-    return ""
 
 
 _WIDE = 50
@@ -277,16 +268,16 @@ class Report:
         self,
         name: str,
         measure: Callable[..., Iterable[Row]],
-        *arguments: Any,
+        *given: Any,
         group: str = "",
         alone: bool = False,
     ) -> bool:
-        """Take in the rows of ``measure(*arguments)`` as they come; ``alone``: in a process of its own. A case that
-        fails has a row that says why. Returns whether it did not."""
+        """Take in the rows of ``measure(*given)`` as they come; ``alone``: in a process of its own. A case that fails
+        has a row that says why. Returns whether it did not."""
         row = Row(name=name, group=group)
         self.tell(row.title)
         try:
-            for found in self.alone(measure, *arguments) if alone else measure(*arguments):
+            for found in self.alone(measure, *given) if alone else measure(*given):
                 self.add(found)
         except Exception as error:  # of one case: the others keep their results
             if isinstance(error, WrongResult):
@@ -316,10 +307,8 @@ class Report:
             self._status.stop()
         written = [] if self._path is None or not self.rows else [self._path]
         ends = [*(start for *_, start in self._sections[1:]), len(self.rows)]
-        for number, ((title, columns, note, start), end) in enumerate(
-            zip(self._sections, ends, strict=False)
-        ):
-            rows = self.rows[start:end]
+        for number, (title, columns, note, start) in enumerate(self._sections):
+            rows = self.rows[start : ends[number]]
             if rows:
                 self.say("\n".join(["", title, *table(rows, columns), *textwrap.wrap(note, WIDTH)]))
             if written and error is None:
@@ -342,9 +331,8 @@ class Report:
         expected = isinstance(error, CaseError | AsyncStateError)
         if error is not None and expected:
             self.say(reason(error), style="red")
-        if (error is None or expected) and (
-            code := WRONG_RESULT if wrong else CANNOT_RUN if failed or expected else 0
-        ):
+        code = WRONG_RESULT if wrong else CANNOT_RUN if failed or expected else 0
+        if code and (error is None or expected):
             raise typer.Exit(code) from None
 
 
@@ -359,9 +347,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise typer.BadParameter(
-            f"'{text}': give numbers of at least 1, separated by commas", param_hint=option
-        )
+        raise typer.BadParameter(f"'{text}': give numbers from 1 on, separated by commas", param_hint=option)
     return found
 
 
@@ -369,10 +355,8 @@ def chosen(names: str, known: Iterable[str], option: str) -> list[str]:
     """Those of ``known`` that are named, with commas between them, or all. Raises typer.BadParameter."""
     known = list(known)
     wanted = set(known) if names == "all" else {name.strip() for name in names.split(",")}
-    if unknown := wanted - set(known):
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}", param_hint=option
-        )
+    if unknown := ", ".join(sorted(wanted - set(known))):
+        raise typer.BadParameter(f"{unknown}: choose from {', '.join(known)}", param_hint=option)
     return [name for name in known if name in wanted]
 
 
@@ -400,8 +384,8 @@ def sides(
     spent: Mapping[str, Sequence[Spent]],
     units: float,
     base: str,
-    *,
     group: str = "",
+    *,
     speed: bool = False,
     scale: float = 1e6,
 ) -> list[Row]:
@@ -427,10 +411,8 @@ def benchmark(**small: Any) -> Callable[[Callable[..., None]], Callable[..., Non
                 function(report, **options)
 
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        common = (("tiny", Tiny, False), ("folder", Folder, None), ("output", Output, None))
-        own += [
-            inspect.Parameter(name, _NAMED, default=value, annotation=kind) for name, kind, value in common
-        ]
+        for name, kind, value in (("tiny", Tiny, False), ("folder", Folder, None), ("output", Output, None)):
+            own.append(inspect.Parameter(name, _NAMED, default=value, annotation=kind))
         command.__signature__ = inspect.Signature([each.replace(kind=_NAMED) for each in own])  # type: ignore[attr-defined]
         command.__annotations__, command.__doc__ = {}, function.__doc__
         return command

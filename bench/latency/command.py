@@ -15,18 +15,24 @@ import os
 import socket
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import typer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
+from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
 from bench.frame import Column, Report, Row
 from bench.frame.measure import in_turns, serving
@@ -37,12 +43,6 @@ from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
 from bench.peers.works import PEERS, WORKS
 from bench.processor_time import TreeClocks, spent_seconds, tree_times
 from bench.session import session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from asyncstate.spark import StreamingJob
 
 Numbers = npt.NDArray[np.int64]
 Number = Callable[[Any], Any]
@@ -83,21 +83,15 @@ class Engine:
     graph: bool = False
     work: str = ""
 
-    @property
-    def missing(self) -> str | None:
-        """Why it cannot run here; None if it can."""
-        return PEERS[self.peer].missing
-
-
-def _python(peer: str) -> Engine:
-    return Engine(peer, PEERS[peer].title, peer, direct=True)
-
 
 _OURS = (
     *(Engine(name, PEERS[name].title, name, graph=True) for name in ("ours-sync", "ours-async")),
     Engine("ours-function", "asyncstate, sync, a function", "ours-sync"),
 )
 _THREE = Engine("ours-three", "asyncstate, sync, three operators", "ours-sync", graph=True, work="a-three")
+_PYTHON = [
+    Engine(name, PEERS[name].title, name, direct=True) for name in ("tws-row", "tws-pandas", "apply-pandas")
+]
 _SPARK = (
     Engine("spark-heap", "Spark, heap", "spark-heap", direct=True),
     Engine("spark", "Spark, RocksDB", "spark-changelog", direct=True),
@@ -106,7 +100,7 @@ _SPARK = (
 ENGINES: Mapping[str, tuple[Engine, ...]] = {
     "a": (*_OURS, _THREE, *_SPARK),
     "b": (*_OURS, *_SPARK),
-    "d": (*_OURS, *map(_python, ("tws-row", "tws-pandas", "apply-pandas"))),
+    "d": (*_OURS, *_PYTHON),
 }
 """By work, asyncstate first."""
 
@@ -126,24 +120,20 @@ class Keyed:
     each: bool
 
 
-_STRIDE = 7_919  # prime: neighbouring numbers are not neighbouring keys
+_SPREAD = "pmod(value * 7919, {keys})"  # prime: neighbouring numbers are not neighbouring keys
 
 
 def _counted(keys: int) -> Number:
     return lambda rows: (rows["n"] - 1) * keys + rows["key"]
 
 
-def _key(_: int) -> Number:
-    return lambda rows: rows["key"]
-
-
 KEYED: Mapping[str, Keyed] = {
-    "a": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _counted, each=False),
+    "a": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=False),
     # Half of the numbers have keys that were there, half new ones.
     "b": Keyed(
-        f"IF(value % 2 = 0, pmod(value * {_STRIDE}, {{keys}}), {{keys}} + value)", "value", _key, each=True
+        f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)", "value", lambda _: itemgetter("key"), each=True
     ),
-    "d": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _counted, each=True),
+    "d": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=True),
 }
 """By work."""
 
@@ -166,7 +156,7 @@ class Running:
 
 def able(work: str, names: Sequence[str]) -> list[Engine]:
     """The engines of a work that are among ``names`` and can run here."""
-    return [engine for engine in ENGINES[work] if engine.name in names and not engine.missing]
+    return [each for each in ENGINES[work] if each.name in names and not PEERS[each.peer].missing]
 
 
 def start(
@@ -192,6 +182,14 @@ def start(
 
 
 _STEP_SECONDS = 0.01
+_POLL_SECONDS = 0.1  # asking costs processor time, too
+_TURN_SECONDS_MAX, _OUTPUT_SECONDS_MAX = 300.0, 120.0
+_KNOWN_SECONDS_MIN = 1.0
+_WARM_UP_SECONDS = 8.0
+_KEY_SECONDS = 5
+"""After so many each key comes again, at a steady rate."""
+_CONF = {"spark.log.level": "OFF"}
+"""Ending a query of Spark's interrupts its micro-batch, of which the log would be full; failures are raised."""
 
 
 class Events(NamedTuple):
@@ -227,11 +225,6 @@ def _serve(line: Connection, rate: int, count: int) -> None:
             line.recv()  # the connection stays: a source whose end has gone fails
 
 
-_POLL_SECONDS = 0.1  # asking costs processor time, too
-_TURN_SECONDS_MAX, _OUTPUT_SECONDS_MAX = 300.0, 120.0
-_KNOWN_SECONDS_MIN = 1.0
-
-
 @dataclass(frozen=True)
 class Plan:
     """How much, by the engines of these names.
@@ -262,14 +255,14 @@ class Plan:
         return self.first + int(self.rate * self.seconds)
 
 
-def _wait(running: Running, seconds: float, until: Callable[[], bool], why: Callable[[], str]) -> None:
-    """Raises what the query fails with, and TimeoutError with ``why``."""
+def _wait(running: Running, seconds: float, what: str, until: Callable[[], bool]) -> None:
+    """Raises what the query fails with, and TimeoutError with ``what`` it is."""
     end = time.perf_counter() + seconds
     while not until():
         if (failure := running.query.exception()) is not None:
             raise failure
         if time.perf_counter() > end:
-            raise TimeoutError(why())
+            raise TimeoutError(f"{what} within {seconds:.0f} s")
         time.sleep(_POLL_SECONDS)
 
 
@@ -278,36 +271,36 @@ def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> N
     engines = {engine.name: engine for engine in able(work, plan.engines)}
     group = f"{work}: {WORKS[work].title}"
     rows = {name: Row(name=engine.title, group=group) for name, engine in engines.items()}
-    seconds: dict[tuple[str, int], list[float]] = {}
-    cpu: dict[tuple[str, int], list[float]] = {}
+    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+    cpu: dict[tuple[str, int], list[float]] = defaultdict(list)
 
-    def turn(name: str, number: int, size: int = 0) -> None:
-        """Of the first, for no size, the state is filled."""
-        doing = f"{size:,} rows, turn {number}/{plan.turns}" if size else "filling the state"
-        report.tell(f"{work}: {doing}: {rows[name].name}")
-        if not size:
-            _turn(spark, work, engines[name], plan, plan.keys, 0, 1)
-            return
+    def fill(name: str, _: int) -> None:
+        report.tell(f"{work}: filling the state: {rows[name].name}")
+        _turn(spark, work, engines[name], plan, plan.keys, 0, 1)
+
+    def turn(size: int, name: str, number: int) -> None:
+        report.tell(f"{work}: {size:,} rows, turn {number}/{plan.turns}: {rows[name].name}")
         found, busy = _turn(spark, work, engines[name], plan, size, plan.batches, plan.opening)
         if number:
-            seconds.setdefault((name, size), []).extend(found)
-            cpu.setdefault((name, size), []).extend(busy)
+            seconds[name, size] += found
+            cpu[name, size] += busy
 
-    failed = in_turns(list(engines), 1, turn)
+    failed = in_turns(list(engines), 1, fill)
     for size in plan.sizes:
         left = [name for name in engines if name not in failed]
-        failed |= in_turns(left, plan.turns + 1, lambda name, number: turn(name, number, size))  # noqa: B023
+        failed |= in_turns(left, plan.turns + 1, partial(turn, size))
     for name, row in rows.items():
         row.failed = failed.get(name, "")
         row.facts = {"engine": name}
         for size in plan.sizes:
-            found = seconds.get((name, size), [])
-            row.facts[f"seconds_{size}"] = found
-            if found:
-                ms = [1e3 * each for each in found]
-                row.facts |= {f"ms_{size}": statistics.median(ms)}
-                row.facts |= {f"low_{size}": min(ms), f"high_{size}": max(ms)}
-            if busy := cpu.get((name, size)):
+            row.facts[f"seconds_{size}"] = seconds[name, size]
+            if ms := [1e3 * each for each in seconds[name, size]]:
+                row.facts |= {
+                    f"ms_{size}": statistics.median(ms),
+                    f"low_{size}": min(ms),
+                    f"high_{size}": max(ms),
+                }
+            if busy := cpu[name, size]:
                 row.facts[f"cpu_ms_{size}"] = 1e3 * statistics.median(busy)
     report.add(*rows.values())
 
@@ -333,8 +326,7 @@ def _turn(
         return len(seconds) >= wanted
 
     def up_to(wanted: int) -> int:
-        said = lambda: f"{len(seconds)} of {wanted} micro-batches in {_TURN_SECONDS_MAX:.0f} s"  # noqa: E731
-        _wait(running, _TURN_SECONDS_MAX, lambda: enough(wanted), said)
+        _wait(running, _TURN_SECONDS_MAX, f"no {wanted} micro-batches", lambda: enough(wanted))
         return len(seconds)
 
     try:
@@ -359,15 +351,13 @@ def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> Non
 
 
 def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: str) -> Iterator[Row]:
-    numbers: list[Numbers] = []  # of events that came to the sink, a micro-batch each
-    moments: list[float] = []  # when it had them
+    came: list[tuple[float, Numbers]] = []  # when events came to the sink, and which, a micro-batch each
     number = KEYED[work].number(plan.steady_keys)
 
     def seen(found: Numbers) -> None:
         moment = time.time()
         if len(found):
-            moments.append(moment)
-            numbers.append(found)
+            came.append((moment, found))
 
     folder = plan.folder / "steady" / work / engine.name
     with events(plan.rate, plan.count) as coming:
@@ -375,23 +365,16 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
         key = KEYED[work].steady.format(keys=plan.steady_keys)
         rows = source.load().selectExpr("CAST(value AS BIGINT) AS value").selectExpr(f"{key} AS key", "value")
         running = start(spark, engine, work, rows, folder, Sink(number, seen))
-
-        def wait(until: Callable[[], bool]) -> None:
-            why = f"no more output within {_OUTPUT_SECONDS_MAX:.0f} s; give a lower --rate"
-            _wait(running, _OUTPUT_SECONDS_MAX, until, lambda: why)
-
+        late = _OUTPUT_SECONDS_MAX, "no more output (give a lower --rate)"
         try:
-            wait(lambda: bool(numbers))
+            _wait(running, *late, lambda: bool(came))
             clocks = TreeClocks()
             times = coming.times()
             spent = clocks.spent()
-            wait(lambda: any(plan.count - 1 in each for each in numbers[-2:]))
+            _wait(running, *late, lambda: any(plan.count - 1 in each for _, each in came[-2:]))
         finally:
             running.stop()
-    counted = [
-        1e3 * (moment - times[each[each >= plan.first]])
-        for moment, each in zip(moments, numbers, strict=True)
-    ]
+    counted = [1e3 * (moment - times[each[each >= plan.first]]) for moment, each in came]
     waits = np.concatenate(counted)
     facts: dict[str, object] = {"engine": engine.name, "rate": plan.rate, "events": len(waits)}
     for name, share in (("p50_ms", 50), ("p95_ms", 95), ("max_ms", 100)):
@@ -399,7 +382,8 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
     facts["batch_events"] = len(waits) / sum(bool(len(each)) for each in counted)
     if spent.cpu_seconds and spent.seconds > _KNOWN_SECONDS_MIN:
         facts["cpu_share"] = spent.cpu_seconds / spent.seconds
-    yield Row(name=engine.title, group=group, facts=facts, wrong=problems_of(numbers, plan, KEYED[work].each))
+    wrong = problems_of([each for _, each in came], plan, KEYED[work].each)
+    yield Row(name=engine.title, group=group, facts=facts, wrong=wrong)
 
 
 def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]:
@@ -415,13 +399,6 @@ def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]
         (len(np.setdiff1d(found, np.arange(plan.count))), "rows belong to no event"),
     )
     return [f"{count:,} {what}" for count, what in problems if count]
-
-
-_WARM_UP_SECONDS = 8.0
-_KEY_SECONDS = 5
-"""After so many each key comes again, at a steady rate."""
-_CONF = {"spark.log.level": "OFF"}
-"""Ending a query of Spark's interrupts its micro-batch, of which the log would be full; failures are raised."""
 
 
 _STEADY = (
@@ -441,12 +418,7 @@ def latency(
     report: Report,
     work: Annotated[str, typer.Option(help="a aggregates, b first rows, d a counter.")] = "all",
     rows: Annotated[str, typer.Option(help="Rows a micro-batch; or ''.")] = "10,1000,10000",
-    engines: Annotated[
-        str,
-        typer.Option(
-            help="Names separated by commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."
-        ),
-    ] = "all",
+    engines: Annotated[str, typer.Option(help="Such as ours-sync,spark; or 'all'.")] = "all",
     batches: Annotated[int, typer.Option(min=1, help="Measured micro-batches per turn.")] = 8,
     turns: Annotated[int, typer.Option(min=1, help="Counted turns of each engine.")] = 2,
     keys: Annotated[int, typer.Option(min=1, help="Keys in the state.")] = 100_000,
@@ -459,23 +431,13 @@ def latency(
     sizes = numbers(rows, "--rows") if rows else ()
     known = dict.fromkeys(engine.name for each in ENGINES.values() for engine in each)
     names = chosen(engines, known, "--engines")
-    plan = Plan(
-        folder=report.folder,
-        engines=names,
-        keys=keys,
-        steady_keys=min(keys, _KEY_SECONDS * rate),
-        sizes=sizes,
-        batches=batches,
-        turns=turns,
-        rate=rate,
-        seconds=seconds,
-        opening=1 if report.tiny else 2,
-        warm_up=0.5 if report.tiny else _WARM_UP_SECONDS,
-    )
+    much = 1 if report.tiny else 2, rate, seconds, 0.5 if report.tiny else _WARM_UP_SECONDS
+    steady_keys = min(keys, _KEY_SECONDS * rate)
+    plan = Plan(report.folder, names, keys, steady_keys, sizes, batches, turns, *much)
     for each in works:
         for engine in ENGINES[each]:
-            if engine.missing and engine.name in names:
-                report.say(f"{each}: left out: {engine.title}: {engine.missing}")
+            if (missing := PEERS[engine.peer].missing) and engine.name in names:
+                report.say(f"{each}: left out: {engine.title}: {missing}")
     report.tell("starting Spark")
     with session("latency", report.folder, cores, _CONF) as spark:
         columns = []

@@ -10,20 +10,23 @@ import contextlib
 import enum
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import duckdb
+import numpy as np
 import typer
+from pyspark.sql import SparkSession
 
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
-from asyncstate.spark import StreamingJob
+from asyncstate.spark import Progress, StreamingJob
 from bench.frame import Column, Figure, Report, Row
 from bench.frame.measure import in_turns
 from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
+from bench.nexmark import oracle
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.generator import (
     CODEGEN_SETTINGS,
@@ -33,33 +36,12 @@ from bench.nexmark.generator import (
     narrow,
     write_events,
 )
-from bench.nexmark.oracle import (
-    PROCESSING_START_US,
-    PROCESSING_STEP_US,
-    QUERIES,
-    register_arrival,
-    register_events,
-)
+from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS, STATEMENTS, statement
 from bench.processor_time import Spent, TreeClocks, tree_times
-from bench.session import batch_seconds, changelog_writer, local_session
+from bench.session import batch_seconds, changelog_writer, run_to_end, session
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from asyncstate.spark import Progress
-
-_WARM_UP_EVENTS = 10_000
-_WARM_UP_BATCHES = 2
-_TOTALS = {
-    "state_reads": "reads",
-    "store_reads": "store_reads",
-    "read_batches": "read_batches",
-    "cache_hits": "cache_hits",
-    "state_bytes": "state_bytes",
-    "state_entries_estimate": "state_entries_estimate",
-}
-"""Facts that are sums over operators: of all micro-batches, or, of state, what there is at the end."""
+_WARM_UP_EVENTS, _WARM_UP_BATCHES = 10_000, 2
 
 
 @dataclass(frozen=True)
@@ -98,12 +80,10 @@ class QueryResult:
         return not self.problems
 
 
-def start_session(settings: RunSettings) -> SparkSession:
-    """A session for benchmarks on ``settings.cores`` local cores.
-
-    Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
-    """
-    return local_session("asyncstate-nexmark", settings.folder, settings.cores, CODEGEN_SETTINGS)
+class _Run(NamedTuple):
+    spent: Spent
+    batch_ms: list[float]
+    figures: list[Progress]
 
 
 class NexmarkRunner:
@@ -113,12 +93,10 @@ class NexmarkRunner:
     """
 
     def __init__(self, spark: SparkSession, settings: RunSettings) -> None:
-        self._spark = spark
-        self._settings = settings
+        self._spark, self._settings = spark, settings
         self._config = GeneratorConfig(seed=settings.seed)
-        self._duckdb = duckdb.connect(
-            config={"threads": settings.cores, "temp_directory": str(settings.folder / "duckdb")}
-        )
+        temporary = str(settings.folder / "duckdb")
+        self._duckdb = duckdb.connect(config={"threads": settings.cores, "temp_directory": temporary})
         self._expected: set[str] = set()
         self._source: EventFiles | None = None
         self._warm_up: EventFiles | None = None
@@ -126,8 +104,8 @@ class NexmarkRunner:
     def prepare(self) -> EventFiles:
         if self._source is None:
             self._source = self._write("events", self._settings.events, self._settings.micro_batch_events)
-            register_events(self._duckdb, self._source.path)
-            register_arrival(self._duckdb, self._source.path, self._source.files_per_micro_batch)
+            oracle.register_events(self._duckdb, self._source.path)
+            oracle.register_arrival(self._duckdb, self._source.path, self._source.files_per_micro_batch)
         return self._source
 
     def warm_up(self, query: str, async_enabled: bool) -> None:
@@ -141,8 +119,8 @@ class NexmarkRunner:
     def run(self, query: str, async_enabled: bool) -> QueryResult:
         """Run one query in one mode from nothing, and check its result.
 
-        Raises whatever the streaming query fails with. A wrong result does not raise:
-        ``QueryResult.problems`` says what is wrong, and the folder of the run is kept.
+        Raises whatever the streaming query fails with. A wrong result does not raise: ``QueryResult.problems`` says
+        what is wrong, and the folder of the run is kept.
         """
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
@@ -152,35 +130,37 @@ class NexmarkRunner:
         if comparison.ok:
             shutil.rmtree(folder)
         seconds, cpu = run.spent
+        expected = comparison.expected_rows
         facts: dict[str, Any] = {"events": source.events, "seconds": seconds}
-        facts |= {"events_per_second": source.events / seconds, "expected_rows": comparison.expected_rows}
-        facts |= {f"batch_ms_p{share}": percentile(run.batch_ms, share) for share in (50, 95)}
+        facts |= {"events_per_second": source.events / seconds, "expected_rows": expected}
+        for share in (50, 95):
+            facts[f"batch_ms_p{share}"] = float(np.percentile(run.batch_ms, share, method="inverted_cdf"))
         facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
         facts["changelog_rows"] = comparison.changelog_rows
-        operators = [each for figures in run.figures for each in figures["operators"].values()]
-        last: list[Any] = list(run.figures[-1]["operators"].values()) if run.figures else []
-        for fact, name in _TOTALS.items():
-            remaining = name.startswith("state_")
-            facts[fact] = sum(int(each[name] or 0) for each in (last if remaining else operators))
-        peaks = [int(each["worker_rss_bytes_peak"] or 0) for each in operators]
+        batches = [list(figures["operators"].values()) for figures in run.figures]
+        each_time: list[Any] = [each for operators in batches for each in operators]
+        for name in ("reads", "store_reads", "read_batches", "cache_hits"):  # of all micro-batches
+            fact = "state_reads" if name == "reads" else name
+            facts[fact] = sum(int(each[name] or 0) for each in each_time)
+        last: list[Any] = batches[-1] if batches else []
+        for name in ("state_bytes", "state_entries_estimate"):  # what there is at the end
+            facts[name] = sum(int(each[name] or 0) for each in last)
+        peaks = [int(each["worker_rss_bytes_peak"] or 0) for each in each_time]
         facts["worker_peak_rss_bytes"] = max(peaks, default=0)
         problems = tuple(comparison.wrong)
-        return QueryResult(
-            seconds=seconds, expected_rows=comparison.expected_rows, problems=problems, facts=facts
-        )
+        return QueryResult(seconds=seconds, expected_rows=expected, problems=problems, facts=facts)
 
     def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float | None]:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all
         of it."""
-        source = self.prepare()
         folder = self._settings.folder / "runs" / "dropped"
-        run = self._stream(query, async_enabled, source, folder, None)
+        run = self._stream(query, async_enabled, self.prepare(), folder, None)
         shutil.rmtree(folder)
         return run.batch_ms, run.spent.cpu_seconds
 
     def explain(self, query: str) -> str:
-        few = self._write("few", _WARM_UP_BATCHES, 1)
         job = StreamingJob(self._spark, str(self._settings.folder / "unused"))
+        few = self._write("few", _WARM_UP_BATCHES, 1)
         self._declare(job, query, few).to(changelog_writer(None), name="result")
         return job.explain()
 
@@ -188,11 +168,9 @@ class NexmarkRunner:
         """Give up the batch engine; the session is the caller's."""
         self._duckdb.close()
 
-    def _write(self, name: str, events: int, micro_batch_events: int) -> EventFiles:
-        files = math.gcd(self._settings.cores, micro_batch_events)
-        return write_events(
-            self._spark, self._settings.folder / name, events, micro_batch_events, self._config, files
-        )
+    def _write(self, name: str, events: int, batch_events: int) -> EventFiles:
+        place, files = self._settings.folder / name, math.gcd(self._settings.cores, batch_events)
+        return write_events(self._spark, place, events, batch_events, self._config, files)
 
     def _stream(
         self, query: str, async_enabled: bool, source: EventFiles, folder: Path, sink: Path | None
@@ -201,20 +179,18 @@ class NexmarkRunner:
         shutil.rmtree(folder, ignore_errors=True)
         own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
         figures: list[Progress] = []
-        clock = ManualClock(PROCESSING_START_US) if query == "q12" else None
+        clock = ManualClock(oracle.PROCESSING_START_US) if query == "q12" else None
 
         def keep(progress: Progress) -> None:
             figures.append(progress)
             if clock is not None:
-                clock.advance(ms=PROCESSING_STEP_US // 1_000)
+                clock.advance(ms=oracle.PROCESSING_STEP_US // 1_000)
 
-        job = StreamingJob(
-            self._spark, str(folder / "state"), own, f"nexmark-{query}", _clock=clock, on_progress=keep
-        )
+        name = f"nexmark-{query}"
+        job = StreamingJob(self._spark, str(folder / "state"), own, name, _clock=clock, on_progress=keep)
         self._declare(job, query, source).to(changelog_writer(sink), name="result")
         clocks = TreeClocks()
-        stream = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
-        job.await_termination(stream)
+        stream = run_to_end(job, folder / "checkpoint")
         job.finish()
         spent = clocks.spent()
         return _Run(spent, [1e3 * one for one in batch_seconds(stream)], figures)
@@ -226,17 +202,20 @@ class NexmarkRunner:
         return declare(query, job.source("events", narrow(events, QUERIES[query])))
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
-        table = f"expected_{query}"
         if query not in self._expected:
-            self._duckdb.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS {QUERIES[query].sql}")
+            self._duckdb.execute(f"CREATE OR REPLACE TEMP TABLE expected_{query} AS {QUERIES[query].sql}")
             self._expected.add(query)
-        return compare(self._duckdb, f"SELECT * FROM {table}", sink)
+        return compare(self._duckdb, f"SELECT * FROM expected_{query}", sink)
 
 
-class _Run(NamedTuple):
-    spent: Spent
-    batch_ms: list[float]
-    figures: list[Progress]
+@contextlib.contextmanager
+def started(settings: RunSettings) -> Iterator[NexmarkRunner]:
+    """A runner in a session of its own. Raises EnvironmentSetupError if the machine has no JDK that Spark can start."""
+    with (
+        session("asyncstate-nexmark", settings.folder, settings.cores, CODEGEN_SETTINGS) as spark,
+        contextlib.closing(NexmarkRunner(spark, settings)) as runner,
+    ):
+        yield runner
 
 
 def declare(query: str, events: Stream) -> Stream:
@@ -249,21 +228,12 @@ def _reset_worker_peaks(spark: SparkSession) -> None:
     what ran before it. Without /proc a reading is the highest since the worker started."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
     for pid in tree_times(process.pid) or () if process is not None else ():
-        with contextlib.suppress(
-            OSError
-        ):  # "5" clears the highest resident size, which getrusage follows; see proc(5)
+        with contextlib.suppress(OSError):
+            # Clears the highest resident size, which getrusage follows; see proc(5).
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def percentile(values: list[float], percent: float) -> float:
-    """The smallest value that at least ``percent`` of all do not exceed; 0 for none."""
-    ordered = sorted(values)
-    return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)] if ordered else 0.0
-
-
 _BATCHES = 10
-
-
 _COLUMNS = (
     Column("events /s", "events_per_second", short, ""),
     Column("CPU us", "cpu_us"),
@@ -284,10 +254,6 @@ class Enabled(enum.StrEnum):
     TRUE = "true"
     BOTH = "both"
 
-    @property
-    def modes(self) -> tuple[bool, ...]:
-        return {Enabled.FALSE: (False,), Enabled.TRUE: (True,), Enabled.BOTH: (False, True)}[self]
-
 
 @benchmark(events=20_000)
 def nexmark(
@@ -295,20 +261,13 @@ def nexmark(
     queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
     enabled: Annotated[
-        Enabled, typer.Option("--async-state.enabled", help="Run with sync or async state, or both.")
+        Enabled, typer.Option("--async-state.enabled", help="Sync, async or both.")
     ] = Enabled.BOTH,
-    micro_batch_events: Annotated[
-        int | None, typer.Option(min=1, help="Events a micro-batch; a tenth of all.")
-    ] = None,
+    micro_batch_events: Annotated[int | None, typer.Option(min=1, help="Of a micro-batch; a tenth.")] = None,
     cores: Cores = 2,
     seed: Seed = 0,
-    repeat: Annotated[
-        int,
-        typer.Option(min=1, help="Runs of each query and mode, alternating; the table shows the median one."),
-    ] = 1,
-    sql: Annotated[
-        bool, typer.Option("--sql", help="The queries by SQL, compiled by job.sql; q12 has none.")
-    ] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs, alternating; shown is the median one.")] = 1,
+    sql: Annotated[bool, typer.Option("--sql", help="The queries by job.sql; q12 has none.")] = False,
     explain: Annotated[str | None, typer.Option(help="Show the plan of this query and exit.")] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
@@ -319,10 +278,9 @@ def nexmark(
     asked = chosen(",".join(STATEMENTS if sql else PLANS) if names == "all" else names, known, "--queries")
     batch = micro_batch_events or -(-events // _BATCHES)
     settings = RunSettings(report.folder, events, batch, cores, seed, sql)
+    modes = [mode for mode in (False, True) if enabled in ("both", str(mode).lower())]
     report.tell("starting Spark")
-    spark = start_session(settings)
-    runner = NexmarkRunner(spark, settings)
-    try:
+    with started(settings) as runner:
         if explain is not None:
             report.say(runner.explain(explain))
             return
@@ -330,10 +288,7 @@ def nexmark(
         runner.prepare()
         report.section(title, _COLUMNS, _NOTE)
         for query in asked:
-            run_modes(report, runner, query, enabled.modes, repeat)
-    finally:
-        runner.close()
-        spark.stop()
+            run_modes(report, runner, query, modes, repeat)
 
 
 def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence[bool], repeat: int) -> None:
@@ -350,10 +305,8 @@ def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence
     failed = in_turns(list(names), repeat, run)
     rows = {name: Row(name=name, group=query, failed=failed.get(name, "")) for name in names}
     for name, row in rows.items():
-        ordered = sorted(runs[name], key=lambda each: (each.checked, each.seconds))
-        if ordered:
-            wrong = not ordered[0].checked
-            _fill(row, ordered[0] if wrong else ordered[(len(ordered) - 1) // 2])
+        if ordered := sorted(runs[name], key=lambda each: (each.checked, each.seconds)):
+            _fill(row, ordered[(len(ordered) - 1) // 2 if ordered[0].checked else 0])
     if len(rows) > 1 and all(row.facts for row in rows.values()):
         sync, mine = (rows[name].facts["events_per_second"] for name in ("sync", "async"))
         rows["async"].facts["speedup"] = mine / sync
@@ -362,10 +315,9 @@ def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence
 
 def _fill(row: Row, run: QueryResult) -> None:
     row.facts = run.facts | {"result": "right" if run.checked else "WRONG"}
-    row.wrong = (
-        ["it differs from DuckDB's result for the same events:", *run.problems] if run.problems else []
-    )
     rate = run.facts["events_per_second"]
     if run.checked:
         figure = Figure(rate, rate, rate, rate=True, absolute=True)
         row.figures = {f"{row.group} {row.name}, events/s": figure}
+    else:
+        row.wrong = ["it differs from DuckDB's result for the same events:", *run.problems]

@@ -59,14 +59,11 @@ _HOT = 100  # of each block of so many the first auction and seller are hot, and
 _COLD_BIDS, _COLD_SELLERS, _COLD_BIDDERS, _COLD_CHANNELS = 2, 4, 4, 2  # one in so many is not of a hot one
 _HOT_CHANNELS, _CHANNELS = ("Google", "Facebook", "Baidu", "Apple"), 10_000
 _PERSON_BYTES, _AUCTION_BYTES, _BID_BYTES = 200, 500, 100  # on average, filled up by ``extra``
-_TEXT_POOL_BYTES, _URL_POOL_BYTES, _LONG_BYTES = 1 << 16, 1 << 13, 8
+_TEXT_BYTES, _URL_BYTES, _LONG_BYTES = 1 << 16, 1 << 13, 8
 _MAX_RATE = 1_000_000
-
-
 _DRAW_BITS = 53
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-_MIN_STRING_LENGTH = 3
-_GAP_RATIO = 13
+_MIN_STRING_LENGTH, _GAP_RATIO = 3, 13
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,8 @@ class GeneratorConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_event_rate <= _MAX_RATE:
-            raise ConfigurationError(
-                f"Nexmark generator: 'first_event_rate' is {self.first_event_rate}; give 1 to {_MAX_RATE}"
-            )
+            what = f"'first_event_rate' is {self.first_event_rate}; give 1 to {_MAX_RATE}"
+            raise ConfigurationError(f"Nexmark generator: {what}")
 
 
 def events(ids: DataFrame, config: GeneratorConfig | None = None) -> DataFrame:
@@ -103,15 +99,14 @@ def events(ids: DataFrame, config: GeneratorConfig | None = None) -> DataFrame:
     draws = Draws(n, config.seed)
     hot_number = draws.below("bid.hotChannelNumber", len(_HOT_CHANNELS)) + _CHANNELS
     cold_number = draws.below("bid.channelNumber", _CHANNELS)
+    channel = F.when(draws.chance("bid.hotChannel", _COLD_CHANNELS), hot_number).otherwise(cold_number)
     base = ids.select(
         n.alias("n"),
         kind.alias("event_type"),
         (epoch * _PERSONS + F.least(offset, F.lit(_PERSONS - 1))).alias("last_person"),
         last_auction.alias("last_auction"),
         F.timestamp_micros(elapsed_us + BASE_TIME_MS * 1000).alias("dateTime"),
-        F.when(draws.chance("bid.hotChannel", _COLD_CHANNELS), hot_number)
-        .otherwise(cold_number)
-        .alias("channel_number"),
+        channel.alias("channel_number"),
     )
     kinds = (("person", PERSON, _person), ("auction", AUCTION, _auction), ("bid", BID, _bid))
     structs = [
@@ -126,51 +121,42 @@ def _struct(**fields: Column) -> Column:
 
 def _person(config: GeneratorConfig) -> Column:
     draws = Draws(F.col("n"), config.seed)
-    words = TextPool.words(config.seed, _TEXT_POOL_BYTES, " ")
-    first_name = draws.choice("person.first", FIRST_NAMES)
     card = [F.lpad(draws.below(f"person.card{i}", 10_000).cast("string"), 4, "0") for i in range(4)]
-    mailbox, host = words.string(draws, "person.mailbox", 7), words.string(draws, "person.host", 5)
+    names = (draws.choice("person.first", FIRST_NAMES), draws.choice("person.last", LAST_NAMES))
+    mailbox, host = draws.words("person.mailbox", 7), draws.words("person.host", 5)
     texts = {
-        "name": F.concat_ws(" ", first_name, draws.choice("person.last", LAST_NAMES)),
+        "name": F.concat_ws(" ", *names),
         "emailAddress": F.concat(mailbox, F.lit("@"), host, F.lit(".com")),
         "creditCard": F.concat_ws(" ", *card),
         "city": draws.choice("person.city", US_CITIES),
         "state": draws.choice("person.state", US_STATES),
     }
     size = F.lit(_LONG_BYTES) + sum(map(F.length, texts.values()), F.lit(0))
-    return _struct(
-        id=F.col("last_person") + _FIRST_ID,
-        **texts,
-        dateTime=F.col("dateTime"),
-        extra=_extra(draws, "person.extra", size, _PERSON_BYTES),
-    )
+    extra = draws.extra("person.extra", size, _PERSON_BYTES)
+    return _struct(id=F.col("last_person") + _FIRST_ID, **texts, dateTime=F.col("dateTime"), extra=extra)
 
 
 def _auction(config: GeneratorConfig) -> Column:
     draws = Draws(F.col("n"), config.seed)
-    words = TextPool.words(config.seed, _TEXT_POOL_BYTES, " ")
-    item = words.string(draws, "auction.item", 20)
-    description = words.string(draws, "auction.description", 100)
-    initial_bid = _price(draws, "auction.initialBid")
+    item, description = draws.words("auction.item", 20), draws.words("auction.description", 100)
+    initial_bid = draws.price("auction.initialBid")
     # On average as long as it takes for so many auctions to open.
     horizon_ms = _IN_FLIGHT_AUCTIONS * _ROUND // _AUCTIONS * 1000 // config.first_event_rate
     length_ms = draws.below("auction.length", max(horizon_ms * 2, 1)) + 1
-    hot_seller = F.col("last_person") - F.col("last_person") % _HOT
-    seller = F.when(draws.chance("auction.hotSeller", _COLD_SELLERS), hot_seller).otherwise(
-        _active_person(draws, "auction.seller")
-    )
+    hot, cold = F.col("last_person") - F.col("last_person") % _HOT, draws.active_person("auction.seller")
+    seller = F.when(draws.chance("auction.hotSeller", _COLD_SELLERS), hot).otherwise(cold)
     size = F.lit(6 * _LONG_BYTES) + F.length(item) + F.length(description)
     return _struct(
         id=F.col("last_auction") + _FIRST_ID,
         itemName=item,
         description=description,
         initialBid=initial_bid,
-        reserve=initial_bid + _price(draws, "auction.reserve"),
+        reserve=initial_bid + draws.price("auction.reserve"),
         dateTime=F.col("dateTime"),
         expires=F.timestamp_micros(F.unix_micros("dateTime") + length_ms * 1000),
         seller=seller + _FIRST_ID,
         category=draws.below("auction.category", _CATEGORIES) + _FIRST_CATEGORY_ID,
-        extra=_extra(draws, "auction.extra", size, _AUCTION_BYTES),
+        extra=draws.extra("auction.extra", size, _AUCTION_BYTES),
     )
 
 
@@ -179,43 +165,20 @@ def _bid(config: GeneratorConfig) -> Column:
     last_auction, last_person = F.col("last_auction"), F.col("last_person")
     oldest = F.greatest(last_auction - _IN_FLIGHT_AUCTIONS, F.lit(0).cast("bigint"))
     in_flight = oldest + draws.below("bid.auction", last_auction - oldest + (1 + _LEAD))
-    hot_auction = last_auction - last_auction % _HOT
-    hot_bidder = last_person - last_person % _HOT + 1
+    hot_auction, hot_bidder = last_auction - last_auction % _HOT, last_person - last_person % _HOT + 1
     auction = F.when(draws.chance("bid.hotAuction", _COLD_BIDS), hot_auction).otherwise(in_flight)
-    bidder = F.when(draws.chance("bid.hotBidder", _COLD_BIDDERS), hot_bidder).otherwise(
-        _active_person(draws, "bid.bidder")
-    )
+    active = draws.active_person("bid.bidder")
+    bidder = F.when(draws.chance("bid.hotBidder", _COLD_BIDDERS), hot_bidder).otherwise(active)
     channel, url = _channel_and_url(config)
     return _struct(
         auction=auction + _FIRST_ID,
         bidder=bidder + _FIRST_ID,
-        price=_price(draws, "bid.price"),
+        price=draws.price("bid.price"),
         channel=channel,
         url=url,
         dateTime=F.col("dateTime"),
-        extra=_extra(draws, "bid.extra", F.lit(4 * _LONG_BYTES), _BID_BYTES),
+        extra=draws.extra("bid.extra", F.lit(4 * _LONG_BYTES), _BID_BYTES),
     )
-
-
-def _active_person(draws: Draws, field: str) -> Column:
-    """One of the last people or of the few who come next, counted from 0."""
-    people = F.col("last_person") + 1
-    active = F.least(people, F.lit(_ACTIVE_PEOPLE).cast("bigint"))
-    return people - active + draws.below(field, active + _LEAD)
-
-
-def _price(draws: Draws, field: str) -> Column:
-    """100 * 10**(6u) cents, rounded: from 1 to 1,000,000 dollars, each order of magnitude as likely."""
-    return F.round(F.pow(F.lit(10.0), draws.uniform(field) * 6.0) * 100.0).cast("bigint")
-
-
-def _extra(draws: Draws, field: str, size: Column, average: int) -> Column:
-    """Padding that brings the event from ``size`` to ``average`` bytes on average, give or take a fifth."""
-    missing = F.greatest(F.lit(average) - size, F.lit(0))
-    delta = F.round(missing * 0.2).cast("int")
-    spread = draws.below(field, F.greatest(delta * 2, F.lit(1)).cast("bigint")).cast("int")
-    pool = TextPool.letters(draws.seed, _TEXT_POOL_BYTES)
-    return pool.exact_string(draws, field, missing - delta + spread, max_length=2 * average)
 
 
 def _channel_and_url(config: GeneratorConfig) -> tuple[Column, Column]:
@@ -233,36 +196,32 @@ def _channel_and_url(config: GeneratorConfig) -> tuple[Column, Column]:
     reversed_bits = F.when(number % 2 == 1, F.lit(2**32) - unsigned).otherwise(unsigned)
     has_id = ~is_hot & draws.chance("channel.hasId", 10)
     suffix = F.when(has_id, F.concat(F.lit("&channel_id="), reversed_bits.cast("string")))
-    pool = TextPool.words(config.seed, _URL_POOL_BYTES, "_")
-    directories = [pool.string(draws, f"channel.directory{i}", 5) for i in range(3)]
+    pool = _text(config.seed, "words", _URL_BYTES, "_")
+    directories = [draws.string(f"channel.directory{i}", pool, 5) for i in range(3)]
     url = F.concat_ws("/", F.lit("https://www.nexmark.com"), *directories, F.lit("item.htm?query=1"))
     return channel, F.concat(url, F.coalesce(suffix, F.lit("")))
 
 
-def stable_hash(*parts: object) -> int:
-    """A 63-bit number from the text of ``parts``, the same in every process."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
-
-
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for the entity that ``entity_id`` (a bigint column) names, independent by field."""
+    """Random values for the entity that ``entity_id`` (a bigint column) names, independent by field.
+
+    Texts are cut from a constant, which takes some nanoseconds however long they are; from bytes, because a slice of
+    bytes is a copy while a slice of a string walks over the characters before it.
+    """
 
     entity_id: Column
     seed: int
 
     def bits(self, field: str) -> Column:
-        return F.shiftrightunsigned(
-            F.xxhash64(F.lit(stable_hash(self.seed, field)), self.entity_id), 64 - _DRAW_BITS
-        )
+        # A 63-bit number from the text, the same in every process.
+        digest = hashlib.blake2b(f"{self.seed}\x1f{field}".encode(), digest_size=8).digest()
+        hashed = F.xxhash64(F.lit(int.from_bytes(digest) >> 1), self.entity_id)
+        return F.shiftrightunsigned(hashed, 64 - _DRAW_BITS)
 
     def below(self, field: str, bound: int | Column) -> Column:
         """A bigint from [0, bound); the bias is below bound / 2**53."""
         return self.bits(field) % (F.lit(bound).cast("bigint") if isinstance(bound, int) else bound)
-
-    def uniform(self, field: str) -> Column:
-        return self.bits(field) / F.lit(float(2**_DRAW_BITS))
 
     def chance(self, field: str, ratio: int) -> Column:
         """True with probability ``1 - 1 / ratio``."""
@@ -272,39 +231,45 @@ class Draws:
         index = self.below(field, len(values)).cast("int")
         return F.get(F.array(*[F.lit(value) for value in values]), index)
 
+    def active_person(self, field: str) -> Column:
+        """One of the last people or of the few who come next, counted from 0."""
+        people = F.col("last_person") + 1
+        active = F.least(people, F.lit(_ACTIVE_PEOPLE).cast("bigint"))
+        return people - active + self.below(field, active + _LEAD)
 
-@dataclass(frozen=True)
-class TextPool:
-    """Random ASCII text, cut from a constant: some nanoseconds a string however long it is.
+    def price(self, field: str) -> Column:
+        """100 * 10**(6u) cents, rounded: from 1 to 1,000,000 dollars, each order of magnitude as likely."""
+        uniform = self.bits(field) / F.lit(float(2**_DRAW_BITS))
+        return F.round(F.pow(F.lit(10.0), uniform * 6.0) * 100.0).cast("bigint")
 
-    Bytes, because a slice of bytes is a copy while a slice of a string walks over the characters before it.
-    """
+    def words(self, field: str, max_length: int) -> Column:
+        return self.string(field, _text(self.seed, "words", _TEXT_BYTES, " "), max_length)
 
-    data: bytes
-
-    @classmethod
-    @lru_cache(maxsize=8)
-    def letters(cls, seed: int, size: int) -> TextPool:
-        return cls(_letters(seed, "letters", size))
-
-    @classmethod
-    @lru_cache(maxsize=8)
-    def words(cls, seed: int, size: int, separator: str) -> TextPool:
-        """Lower-case letters with ``separator`` in every 13th place on average."""
-        letters, gaps = _letters(seed, "words", size), _uniform_bytes(seed, "gaps", size, _GAP_RATIO)
-        return cls(
-            bytes(ord(separator) if gap == 0 else letter for letter, gap in zip(letters, gaps, strict=True))
-        )
-
-    def exact_string(self, draws: Draws, field: str, length: Column, max_length: int) -> Column:
-        """``length`` characters (an int column, at most ``max_length``)."""
-        start = draws.below(f"{field}.start", len(self.data) - max_length) + 1
-        return F.lit(self.data).substr(start.cast("int"), length).cast("string")
-
-    def string(self, draws: Draws, field: str, max_length: int) -> Column:
+    def string(self, field: str, pool: bytes, max_length: int) -> Column:
         """From 3 to ``max_length - 1`` characters, blanks at the ends removed."""
-        length = draws.below(f"{field}.length", max_length - _MIN_STRING_LENGTH) + _MIN_STRING_LENGTH
-        return F.trim(self.exact_string(draws, field, length.cast("int"), max_length))
+        length = self.below(f"{field}.length", max_length - _MIN_STRING_LENGTH) + _MIN_STRING_LENGTH
+        return F.trim(self._cut(field, pool, length.cast("int"), max_length))
+
+    def extra(self, field: str, size: Column, average: int) -> Column:
+        """Padding that brings the event from ``size`` to ``average`` bytes on average, give or take a fifth."""
+        missing = F.greatest(F.lit(average) - size, F.lit(0))
+        delta = F.round(missing * 0.2).cast("int")
+        spread = self.below(field, F.greatest(delta * 2, F.lit(1)).cast("bigint")).cast("int")
+        pool = _text(self.seed, "letters", _TEXT_BYTES)
+        return self._cut(field, pool, missing - delta + spread, 2 * average)
+
+    def _cut(self, field: str, pool: bytes, length: Column, max_length: int) -> Column:
+        """``length`` characters (an int column, at most ``max_length``)."""
+        start = self.below(f"{field}.start", len(pool) - max_length) + 1
+        return F.lit(pool).substr(start.cast("int"), length).cast("string")
+
+
+@lru_cache(maxsize=8)
+def _text(seed: int, name: str, size: int, separator: str = "") -> bytes:
+    """Random lower-case letters, with ``separator``, if there is one, in every 13th place on average."""
+    letters = bytes(_LETTERS[value] for value in _uniform_bytes(seed, name, size, len(_LETTERS)))
+    gaps = _uniform_bytes(seed, "gaps", size, _GAP_RATIO) if separator else bytes([1]) * size
+    return bytes(letter if gap else ord(separator) for letter, gap in zip(letters, gaps, strict=True))
 
 
 def _uniform_bytes(seed: int, name: str, size: int, bound: int) -> bytes:
@@ -316,13 +281,8 @@ def _uniform_bytes(seed: int, name: str, size: int, bound: int) -> bytes:
     return values[:size]
 
 
-def _letters(seed: int, name: str, size: int) -> bytes:
-    return bytes(_LETTERS[value] for value in _uniform_bytes(seed, name, size, len(_LETTERS)))
-
-
 CODEGEN_SETTINGS = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 """HotSpot does not compile methods above 8000 bytes; as one such, the event columns run five times slower."""
-
 _WRITE_SETTINGS = CODEGEN_SETTINGS | {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 # Nearly every string of an event is new, so a dictionary costs time and saves nothing.
 _PARQUET_OPTIONS = {"parquet.enable.dictionary": "false", "compression": "snappy"}
@@ -336,14 +296,6 @@ class EventFiles:
     events: int
     micro_batch_events: int
     files_per_micro_batch: int
-
-    @property
-    def micro_batches(self) -> int:
-        return -(-self.events // self.micro_batch_events)
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted(self.path.glob("*.parquet"))
 
 
 def write_events(
@@ -380,15 +332,13 @@ def write_events(
             spark.conf.unset(key) if earlier is None else spark.conf.set(key, earlier)
     path.mkdir(parents=True)
     for number, file in enumerate(sorted(scratch.glob("part-*.parquet"))):
-        target = path / f"events-{number:06d}.parquet"
-        file.rename(target)
-        stamp(target, number)
+        stamp(file.rename(path / f"events-{number:06d}.parquet"), number)
     shutil.rmtree(scratch)
     return EventFiles(path, events_, micro_batch_events, files_per_micro_batch)
 
 
 def file_stream(spark: SparkSession, source: EventFiles) -> DataFrame:
-    """The events as a file stream; the trigger ``availableNow`` makes ``source.micro_batches`` of it."""
+    """The events as a file stream, which the trigger ``availableNow`` reads by micro-batches."""
     reader = spark.readStream.schema(EVENT_SCHEMA).option("maxFilesPerTrigger", source.files_per_micro_batch)
     return reader.parquet(str(source.path))
 
@@ -398,12 +348,9 @@ def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
 
     Applied before ``foreachBatch``, because after it Spark no longer prunes columns in the file reader.
     """
-    kinds = [EVENT_KINDS.index(kind) for kind in spec.needs]
-    structs = [
-        F.when(
-            F.col("event_type") == EVENT_KINDS.index(kind), F.struct(*[f"{kind}.{field}" for field in fields])
-        )
-        for kind, fields in spec.needs.items()
-    ]
-    named = [struct.alias(kind) for kind, struct in zip(spec.needs, structs, strict=True)]
-    return events.where(F.col("event_type").isin(kinds)).select("event_type", *named)
+    kinds = {kind: EVENT_KINDS.index(kind) for kind in spec.needs}
+    structs = {
+        kind: F.struct(*[f"{kind}.{field}" for field in fields]) for kind, fields in spec.needs.items()
+    }
+    named = [F.when(F.col("event_type") == kinds[kind], one).alias(kind) for kind, one in structs.items()]
+    return events.where(F.col("event_type").isin(list(kinds.values()))).select("event_type", *named)

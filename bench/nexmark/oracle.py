@@ -50,15 +50,13 @@ def register_events(connection: duckdb.DuckDBPyConnection, path: Path | str) -> 
         )
 
 
-def register_arrival(
-    connection: duckdb.DuckDBPyConnection, path: Path | str, files_per_micro_batch: int
-) -> None:
+def register_arrival(connection: duckdb.DuckDBPyConnection, path: Path | str, files_a_batch: int) -> None:
     """Make the view ``bid_arrival``: of each bid the bidder and the number of its micro-batch, from 0."""
     files = str(Path(path) / "*.parquet").replace("'", "''")
-    number = "CAST(regexp_extract(filename, '(\\d+)\\.parquet$', 1) AS BIGINT)"
+    number = f"CAST(regexp_extract(filename, '(\\d+)\\.parquet$', 1) AS BIGINT) // {files_a_batch}"
     connection.execute(
-        f"CREATE OR REPLACE TEMP VIEW bid_arrival AS SELECT bid.bidder AS bidder, {number} // {files_per_micro_batch} "
-        f"AS micro_batch FROM read_parquet('{files}', filename = true) WHERE event_type = {EVENT_KINDS.index('bid')}"
+        f"CREATE OR REPLACE TEMP VIEW bid_arrival AS SELECT bid.bidder AS bidder, {number} AS micro_batch "
+        f"FROM read_parquet('{files}', filename = true) WHERE event_type = {EVENT_KINDS.index('bid')}"
     )
 
 
@@ -72,7 +70,7 @@ def _counts(counted: str, name: str) -> str:
 SHARED = {
     "rank_counts": _counts("count(*)", "bids"),
     "distinct_counts": ", ".join(
-        _counts(f"count(DISTINCT {what})", f"{what}s") for what in ("bidder", "auction")
+        _counts(f"count(DISTINCT {one})", f"{one}s") for one in ("bidder", "auction")
     ),
     "channel_id": "nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')",
     "winning_bids": "FROM auction AS A JOIN bid AS B "
@@ -104,9 +102,8 @@ def _specs() -> Iterator[QuerySpec]:
         for group in needs.pop("columns").split("; "):
             names, kind = group.split(": ")
             columns.update(dict.fromkeys(names.split(), kind))
-        yield QuerySpec(
-            name, description, sql, columns, {kind: tuple(each.split()) for kind, each in needs.items()}
-        )
+        fields = {kind: tuple(each.split()) for kind, each in needs.items()}
+        yield QuerySpec(name, description, sql, columns, fields)
 
 
 QUERIES: Mapping[str, QuerySpec] = {spec.name: spec for spec in _specs()}

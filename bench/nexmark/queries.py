@@ -49,39 +49,22 @@ SIDES = 10_000
 _EUROS = "CAST(0.908BD * price AS DECIMAL(23, 3)) AS price"
 _CHANNEL = """CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2'
     WHEN 'baidu' THEN '3' ELSE nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '') END"""
+_TIME_OF_DAY = """CASE WHEN hour(dateTime) >= 8 AND hour(dateTime) <= 18 THEN 'dayTime'
+    WHEN hour(dateTime) <= 6 OR hour(dateTime) >= 20 THEN 'nightTime' ELSE 'otherTime' END"""
+_C_COUNTS = "CAST(length(extra) - length(replace(extra, 'c', '')) AS BIGINT) AS c_counts"
+_FORMATS = {"dt": "yyyy-MM-dd", "hm": "HH:mm"}
+_BID = ("auction", "bidder", "price", "channel")
 _STATELESS = {
     "q0": ("true", ["*"]),
     "q1": ("true", ["auction", "bidder", _EUROS, "dateTime", "extra"]),
     "q2": ("auction % 123 = 0", ["*"]),
-    "q10": (
-        "true",
-        ["*", "date_format(dateTime, 'yyyy-MM-dd') AS dt", "date_format(dateTime, 'HH:mm') AS hm"],
-    ),
+    "q10": ("true", ["*", *(f"date_format(dateTime, '{form}') AS {n}" for n, form in _FORMATS.items())]),
     "q14": (
         "0.908BD * price > 1000000 AND 0.908BD * price < 50000000",
-        [
-            "auction",
-            "bidder",
-            _EUROS,
-            """CASE
-                WHEN hour(dateTime) >= 8 AND hour(dateTime) <= 18 THEN 'dayTime'
-                WHEN hour(dateTime) <= 6 OR hour(dateTime) >= 20 THEN 'nightTime'
-                ELSE 'otherTime'
-            END AS bidTimeType""",
-            "dateTime",
-            "extra",
-            "CAST(length(extra) - length(replace(extra, 'c', '')) AS BIGINT) AS c_counts",
-        ],
+        ["auction", "bidder", _EUROS, f"{_TIME_OF_DAY} AS bidTimeType", "dateTime", "extra", _C_COUNTS],
     ),
-    "q21": (
-        f"{_CHANNEL} IS NOT NULL",
-        ["auction", "bidder", "price", "channel", f"{_CHANNEL} AS channel_id"],
-    ),
-    "q22": (
-        "true",
-        ["auction", "bidder", "price", "channel"]
-        + [f"split_part(url, '/', {place}) AS dir{place - 3}" for place in (4, 5, 6)],
-    ),
+    "q21": (f"{_CHANNEL} IS NOT NULL", [*_BID, f"{_CHANNEL} AS channel_id"]),
+    "q22": ("true", [*_BID, *(f"split_part(url, '/', {part + 3}) AS dir{part}" for part in (1, 2, 3))]),
 }
 """Queries that choose and calculate: which bids, and what of them."""
 
@@ -93,15 +76,15 @@ def _chosen(where: str, columns: list[str]) -> Plan:
 def q13(events: Stream) -> Stream:
     """Each bid with the text of its auction number modulo 10,000, looked up in a bounded table."""
     sides = pa.table({"key": range(SIDES), "value": [str(key) for key in range(SIDES)]})
-    lookup = TableLookup(sides, ["key"], ["value"])
+    lookup, found = TableLookup(sides, ["key"], ["value"]), pa.schema([("value", pa.string())])
     # All keys of a bundle go into one request: the table is in memory.
-    join = ops.StatelessLookupJoin(
-        lookup, pa.schema([("value", pa.string())]), on=["side"], how="inner", batch=SIDES
-    )
+    join = ops.StatelessLookupJoin(lookup, found, on=["side"], how="inner", batch=SIDES)
     asked = bids(events).select("auction", "bidder", "price", "dateTime", f"auction % {SIDES} AS side")
     return asked.apply(join, uid="sides").drop("side")
 
 
+_BIDS = ops.count().alias("bid_count")
+_TEN_SECONDS = ops.tumble("10 seconds")
 _DELAY: dict[str, Any] = {"watermark_delay": "4 seconds"}
 """As in the benchmark's source tables."""
 _TIMED: dict[str, Any] = {**_DELAY, "event_time": "dateTime"}
@@ -114,9 +97,8 @@ RANKS = {"rank1": "price < 10000", "rank2": "price >= 10000 AND price < 1000000"
 
 def q3(events: Stream) -> Stream:
     offers = auctions(events).where("category = 10").select("id", "seller")
-    sellers = (
-        people(events).where("state IN ('OR', 'ID', 'CA')").select("id AS person", "name", "city", "state")
-    )
+    western = people(events).where("state IN ('OR', 'ID', 'CA')")
+    sellers = western.select("id AS person", "name", "city", "state")
     joined = offers.join(sellers, ops.Join(right_unique="join_key"), key=("seller", "person"), uid="seller")
     return joined.select("name", "city", "state", "id")
 
@@ -128,30 +110,24 @@ def q4(events: Stream) -> Stream:
     needs no log of all bids.
     """
     offers = auctions(events).select("id", "category", "dateTime AS opened", "expires")
-    paired = offers.join(
-        bids(events), ops.Join(left_unique="join_key"), key=("id", "auction"), uid="bids-in-time"
-    )
+    paired = _with_bids(offers, bids(events))
     in_time = paired.where("dateTime BETWEEN opened AND expires").select("id", "category", "price").drop(KIND)
-    highest = in_time.apply(
-        ops.GroupAggregate([ops.max_("price").alias("final")]), key=("id", "category"), uid="highest"
-    )
-    means = highest.select("category", "final").apply(
-        ops.GroupAggregate([ops.sum_("final").alias("total"), ops.count().alias("auctions")]),
-        key="category",
-        uid="mean",
-    )
+    final = ops.GroupAggregate([ops.max_("price").alias("final")])
+    highest = in_time.apply(final, key=("id", "category"), uid="highest").select("category", "final")
+    total = ops.GroupAggregate([ops.sum_("final").alias("total"), ops.count().alias("auctions")])
+    means = highest.apply(total, key="category", uid="mean")
     return means.select("category AS id", final="total div auctions")
+
+
+def _with_bids(offers: Stream, bids: Stream) -> Stream:
+    return offers.join(bids, ops.Join(left_unique="join_key"), key=("id", "auction"), uid="bids-in-time")
 
 
 def q5(events: Stream) -> Stream:
     """Bids of each auction in hopping windows, and of each window the auctions with the most: a ranking of windows,
     whose best rows are chosen in the task that counts."""
-    counts = bids(events).apply(
-        ops.WindowAggregate(ops.hop("10 seconds", "2 seconds"), [ops.count().alias("num")]),
-        key="auction",
-        uid="counts",
-        **_TIMED,
-    )
+    count = ops.WindowAggregate(ops.hop("10 seconds", "2 seconds"), [ops.count().alias("num")])
+    counts = bids(events).apply(count, key="auction", uid="counts", **_TIMED)
     most = counts.drop(KIND).apply(ops.WindowRank(ops.desc("num"), 1, function="rank"), uid="most")
     return most.select("auction", "num")
 
@@ -161,26 +137,19 @@ def q6(events: Stream) -> Stream:
     an auction changes with each higher bid."""
     bid = bids(events).select("auction", "price", "dateTime AS bid_dateTime")
     offer = auctions(events).select("id", "seller", "dateTime AS opened", "expires")
-    paired = offer.join(bid, ops.Join(left_unique="join_key"), key=("id", "auction"), uid="bids-in-time")
-    in_time = paired.where("bid_dateTime BETWEEN opened AND expires")
+    in_time = _with_bids(offer, bid).where("bid_dateTime BETWEEN opened AND expires")
     bid_of = in_time.select("id", "seller", "price", "bid_dateTime").drop(KIND)
-    winning = bid_of.apply(
-        ops.Rank([ops.desc("price"), "bid_dateTime"], 1), key=("id", "seller"), uid="winning"
-    )
+    best = ops.Rank([ops.desc("price"), "bid_dateTime"], 1)
+    winning = bid_of.apply(best, key=("id", "seller"), uid="winning")
     aggregates = [ops.sum_("price").alias("total"), ops.count().alias("auctions")]
-    last = winning.apply(
-        ops.OverAggregate(aggregates, ops.rows(10), order_by=["bid_dateTime", "id"]), key="seller", uid="last"
-    )
-    return last.select("seller", avg_price="total div auctions")
+    eleven = ops.OverAggregate(aggregates, ops.rows(10), order_by=["bid_dateTime", "id"])
+    return winning.apply(eleven, key="seller", uid="last").select("seller", avg_price="total div auctions")
 
 
 def q7(events: Stream) -> Stream:
     bid = bids(events).transform(_highest_here)
-    highest = bid.apply(
-        ops.WindowAggregate(ops.tumble("10 seconds"), [ops.max_("price").alias("maxprice")]),
-        uid="highest",
-        **_TIMED,
-    )
+    most = ops.WindowAggregate(_TEN_SECONDS, [ops.max_("price").alias("maxprice")])
+    highest = bid.apply(most, uid="highest", **_TIMED)
     bounds = highest.select("maxprice", "window_start", "window_end")
     joined = bid.join(bounds, ops.Join(), key=("price", "maxprice"), uid="bids")
     in_window = joined.where("dateTime BETWEEN window_start AND window_end")
@@ -199,7 +168,7 @@ def _highest_here(bids: DataFrame) -> DataFrame:
 
 def q8(events: Stream) -> Stream:
     """People and sellers of each window; both end with the same watermark, so that joining them needs no state."""
-    window = ops.WindowAggregate(ops.tumble("10 seconds"))
+    window = ops.WindowAggregate(_TEN_SECONDS)
     new = people(events).apply(window, key=("id", "name"), uid="people", **_TIMED)
     sellers = auctions(events).apply(window, key="seller", uid="sellers", **_TIMED)
     opened = sellers.select("seller AS id", "window_start").drop(KIND)
@@ -214,27 +183,18 @@ def q9(events: Stream) -> Stream:
     keeps one row per auction instead of all.
     """
     bid = bids(events).select("auction", "bidder", "price", "dateTime AS bid_dateTime", "extra AS bid_extra")
-    paired = auctions(events).join(
-        bid, ops.Join(left_unique="join_key"), key=("id", "auction"), uid="bids-in-time"
-    )
-    in_time = paired.where("bid_dateTime BETWEEN dateTime AND expires").drop(KIND)
+    in_time = _with_bids(auctions(events), bid).where("bid_dateTime BETWEEN dateTime AND expires").drop(KIND)
     return in_time.apply(ops.Rank([ops.desc("price"), "bid_dateTime"], 1), key="id", uid="winning")
 
 
 def q11(events: Stream) -> Stream:
-    sessions = bids(events).apply(
-        ops.WindowAggregate(ops.session("10 seconds"), [ops.count().alias("bid_count")]),
-        key="bidder",
-        uid="sessions",
-        **_TIMED,
-    )
+    windows = ops.WindowAggregate(ops.session("10 seconds"), [_BIDS])
+    sessions = bids(events).apply(windows, key="bidder", uid="sessions", **_TIMED)
     return sessions.select("bidder", "bid_count", "window_start AS starttime", "window_end AS endtime")
 
 
 def q12(events: Stream) -> Stream:
-    windows = ops.WindowAggregate(
-        ops.tumble("10 seconds"), [ops.count().alias("bid_count")], time="processing"
-    )
+    windows = ops.WindowAggregate(_TEN_SECONDS, [_BIDS], time="processing")
     counts = bids(events).apply(windows, key="bidder", uid="counts")
     return counts.select("bidder", "bid_count", "window_start AS starttime", "window_end AS endtime")
 
@@ -280,12 +240,8 @@ def q17(events: Stream) -> Stream:
 
 
 def q18(events: Stream) -> Stream:
-    return bids(events).apply(
-        ops.Deduplicate(keep="last", time="event"),
-        key=("bidder", "auction"),
-        event_time="dateTime",
-        uid="last",
-    )
+    last = ops.Deduplicate(keep="last", time="event")
+    return bids(events).apply(last, key=("bidder", "auction"), event_time="dateTime", uid="last")
 
 
 def q19(events: Stream) -> Stream:
@@ -306,41 +262,27 @@ def _renamed(side: str) -> Callable[[DataFrame], DataFrame]:
 
 def window_join(events: Stream) -> Stream:
     opened = auctions(events).select("id", "category", "dateTime AS opened")
-    joined = bids(events).join(
-        opened,
-        ops.WindowJoin(window=ops.tumble("10 seconds")),
-        key=("auction", "id"),
-        event_time=("dateTime", "opened"),
-        uid="joined",
-        **_DELAY,
-    )
+    how: dict[str, Any] = {"key": ("auction", "id"), "event_time": ("dateTime", "opened"), **_DELAY}
+    joined = bids(events).join(opened, ops.WindowJoin(window=_TEN_SECONDS), uid="joined", **how)
     return joined.select("auction", "bidder", "price", "category", "dateTime")
 
 
 def window_rank(events: Stream) -> Stream:
-    return bids(events).apply(
-        ops.WindowRank([ops.desc("price"), "dateTime", "bidder"], 3, window=ops.tumble("10 seconds")),
-        key="auction",
-        uid="highest",
-        **_TIMED,
-    )
+    ranking = ops.WindowRank([ops.desc("price"), "dateTime", "bidder"], 3, window=_TEN_SECONDS)
+    return bids(events).apply(ranking, key="auction", uid="highest", **_TIMED)
 
 
 def temporal_join(events: Stream) -> Stream:
-    versions = auctions(events).select("id", "category", at=_MILLISECOND)
-    joined = (
-        bids(events)
-        .with_columns(at=_MILLISECOND)
-        .join(versions, ops.TemporalJoin(), key=("auction", "id"), uid="versions", **_AT)
-    )
+    versions, bid = auctions(events).select("id", "category", at=_MILLISECOND), bids(events)
+    timed = bid.with_columns(at=_MILLISECOND)
+    joined = timed.join(versions, ops.TemporalJoin(), key=("auction", "id"), uid="versions", **_AT)
     return joined.select("auction", "bidder", "price", "category", "dateTime")
 
 
 def over_range(events: Stream) -> Stream:
     bid = bids(events).select("auction", "bidder", "price", at=_MILLISECOND)
-    recent = ops.OverAggregate(
-        [ops.count().alias("bids"), ops.sum_("price").alias("total")], ops.range_("10 seconds")
-    )
+    aggregates = [ops.count().alias("bids"), ops.sum_("price").alias("total")]
+    recent = ops.OverAggregate(aggregates, ops.range_("10 seconds"))
     over = bid.apply(recent, key="auction", uid="recent", **_AT)
     return over.select("auction", "bidder", "price", "bids", "total")
 
@@ -348,15 +290,11 @@ def over_range(events: Stream) -> Stream:
 def match(events: Stream) -> Stream:
     bid = bids(events).with_columns(at=_MILLISECOND)
     low, high = pc.field("price") < 10_000, pc.field("price") >= 1_000_000
+    measures = {name: ops.last("price", name.upper()) for name in ("low", "high", "back")}
     found = ops.Match(
         "LOW HIGH BACK",
         {"LOW": low, "HIGH": high, "BACK": low},
-        {
-            "low": ops.last("price", "LOW"),
-            "high": ops.last("price", "HIGH"),
-            "back": ops.last("price", "BACK"),
-            "bidder": ops.last("bidder", "BACK"),
-        },
+        {**measures, "bidder": ops.last("bidder", "BACK")},
         within="10 seconds",
         after_match=ops.skip_to_next(),
         then=["dateTime", "bidder", "price"],

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -80,19 +81,13 @@ class Fails:
             raise StoreError("the folder is gone")
         return [2_000.0], 1.0
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 @pytest.mark.parametrize("when", ["checked", "timed"])
 def test_a_query_that_fails_leaves_the_figures_of_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
 ) -> None:
     monkeypatch.setattr("bench.peers.flink.nexmark.find_flink", lambda _: Path(sys.executable))
-    monkeypatch.setattr(
-        "bench.peers.flink.nexmark.start_session", lambda _: SimpleNamespace(stop=lambda: None)
-    )
-    monkeypatch.setattr("bench.peers.flink.nexmark.NexmarkRunner", lambda *_: Fails(when))
+    monkeypatch.setattr("bench.peers.flink.nexmark.started", lambda _: nullcontext(Fails(when)))
     plan = NexmarkPlan(
         tmp_path, events=10, cores=1, repeat=1, seed=0, python=None, queries=("q2", "q3", "q4")
     )

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is re
 from asyncstate.dataflow import Stream
 from asyncstate.testing import net
 from bench.nexmark import command as runner_module
-from bench.nexmark.command import NexmarkRunner, RunSettings, percentile
+from bench.nexmark.command import NexmarkRunner, RunSettings
 from bench.nexmark.comparison import ComparisonResult
 from bench.nexmark.generator import GeneratorConfig, narrow
 from bench.nexmark.oracle import QUERIES
@@ -163,19 +163,6 @@ def test_a_run_is_timed_checked_and_a_wrong_result_is_kept(
     assert wrong.problems[0] == f"{right.expected_rows} rows are not expected"
     assert (tmp_path / "runs" / "q2-async" / "sink").is_dir()
     runner.close()
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([], 50, 0.0),
-        ([3.0], 95, 3.0),
-        ([4.0, 1.0, 3.0, 2.0], 50, 2.0),
-        ([*map(float, range(1, 101))], 95, 95.0),
-    ],
-)
-def test_percentile_is_the_nearest_rank(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == expected
 
 
 def test_every_plan_has_a_spec() -> None:

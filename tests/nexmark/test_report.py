@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from bench.__main__ import app
 from bench.frame import Report, Row
 from bench.frame.report import table
 from bench.nexmark import command
-from bench.nexmark.command import QueryResult
+from bench.nexmark.command import QueryResult, RunSettings
 
 
 def result(rate: float = 1000.0, problems: tuple[str, ...] = ()) -> QueryResult:
@@ -43,9 +43,6 @@ class _Runs:
 
     def prepare(self) -> None:
         """Nothing to write."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def warm_up(self, query: str, async_enabled: bool) -> None:
         """Nothing to warm."""
@@ -112,8 +109,12 @@ def temporary_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def invoke(monkeypatch: pytest.MonkeyPatch, runner: _Runs, *options: str) -> tuple[int, str, Any]:
     seen: list[Any] = []
-    monkeypatch.setattr(command, "start_session", lambda _: SimpleNamespace(stop=lambda: None))
-    monkeypatch.setattr(command, "NexmarkRunner", lambda _, settings: seen.append(settings) or runner)
+
+    def started(settings: RunSettings) -> nullcontext[_Runs]:
+        seen.append(settings)
+        return nullcontext(runner)
+
+    monkeypatch.setattr(command, "started", started)
     outcome = CliRunner().invoke(app, ["nexmark", *options])
     return outcome.exit_code, outcome.output, seen[0]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.frame import CaseError, Report, Row
 from bench.frame.measure import in_turns
-from bench.nexmark.command import NexmarkRunner, RunSettings, start_session
+from bench.nexmark.command import NexmarkRunner, RunSettings, started
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.peers.flink.run import FLINK_QUERIES, Flink, Sizes, find_flink
 from bench.peers.results import FLINK_GOOD, Throughput, compared
@@ -59,37 +59,22 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, report: Report) -> None:
         report.add(*(_blank("f", "Nexmark", name, skipped=python) for name in names if name in FLINK_PEERS))
         return
     report.tell("f: starting Spark and generating events")
-    settings = RunSettings(
-        plan.folder / "nexmark", plan.events, -(-plan.events // _MICRO_BATCHES), plan.cores, plan.seed
-    )
-    spark = start_session(settings)
-    runner = NexmarkRunner(spark, settings)
-    try:
-        events = runner.prepare().path
+    batch = -(-plan.events // _MICRO_BATCHES)
+    settings = RunSettings(plan.folder / "nexmark", plan.events, batch, plan.cores, plan.seed)
+    engines = [name for name in (*_OURS, *FLINK_PEERS) if name in names]
+    with started(settings) as runner:
         for query in plan.queries:
-            engines = [name for name in (*_OURS, *FLINK_PEERS) if name in names]
-            report.add(
-                *compared(_of_query(QUERIES[query], engines, runner, python, events, plan, report.tell))
-            )
-    finally:
-        runner.close()
-        spark.stop()
+            report.add(*compared(_of_query(QUERIES[query], engines, runner, python, plan, report.tell)))
 
 
 def _of_query(
-    spec: QuerySpec,
-    names: Sequence[str],
-    runner: NexmarkRunner,
-    python: Path,
-    events: Path,
-    plan: NexmarkPlan,
-    tell: Tell,
+    spec: QuerySpec, names: Sequence[str], runner: NexmarkRunner, python: Path, plan: NexmarkPlan, tell: Tell
 ) -> list[Throughput]:
     """One query on all engines: all results are checked, which warms ours up, then they take turns. An engine that
     fails or is wrong is out, with the reason."""
     folder = plan.folder / f"flink-{spec.name}"
     folder.mkdir(parents=True)
-    flink = Flink(python, folder, plan.cores)
+    flink, events = Flink(python, folder, plan.cores), runner.prepare().path
     checked = min(plan.checked_events, plan.events)
     sizes = Sizes(checked, max(1, plan.events // _SHORT_SHARE), plan.events)
     results = {name: _blank(f"f {spec.name}", spec.description, name) for name in names}
