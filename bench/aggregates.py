@@ -169,14 +169,12 @@ def means(folder: Path, mode: str, keys: int, rows_a_key: int, rounds: int, seed
     return sides(spent, len(each), next(iter(WAYS)), group=f"a mean, {mode}")
 
 
-def new_values(
-    folder: Path, mode: str, name: str, sizes: Sequence[int], added: int, rounds: int
-) -> list[Row]:
+def new_values(place: Path, mode: str, name: str, sizes: Sequence[int], added: int, rounds: int) -> list[Row]:
     """New values of one key that has ``sizes`` of them."""
     random = np.random.default_rng(1)
 
     def side(size: int) -> Callable[[Any], Spent]:
-        job = _job(folder / f"{name}-{size}", DISTINCT[name], mode)
+        job = _job(place / f"{name}-{size}", DISTINCT[name], mode)
         job.run(_batch(np.zeros(size, np.int64), random.permutation(size)))
         starts = itertools.count(size, added)
 

@@ -69,9 +69,7 @@ def compare(
     on an idle machine, and are held against it.
     """
     if (before is None) != (after is None) or (before is not None and (results is not None or update)):
-        raise typer.BadParameter(
-            "give two files, or none; if the benchmarks have already run, add --results FOLDER"
-        )
+        raise typer.BadParameter("give two files, or none; --results FOLDER takes in a run")
     with Report("compare") as report:
         if before is not None and after is not None:
             old, new = (read_figures(path, same_machine) for path in (before, after))
@@ -85,9 +83,8 @@ def compare(
             _against_baseline(report, results, threshold, update)
     verdicts = [row.facts["verdict"] for row in report.rows]
     if verdicts:
-        report.say(
-            f"{len(verdicts)} figures: {verdicts.count('worse')} worse, {verdicts.count('better')} better"
-        )
+        better, worse = verdicts.count("better"), verdicts.count("worse")
+        report.say(f"{len(verdicts)} figures: {worse} worse, {better} better")
     if "worse" in verdicts:
         raise typer.Exit(WORSE)
 
@@ -128,9 +125,8 @@ def read_figures(path: Path, same_machine: bool = False) -> Figures:
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
-        raise CaseError(
-            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark wrote with --output"
-        ) from None
+        why = f"{type(error).__name__}: {error}; give a JSON file that a benchmark wrote with --output"
+        raise CaseError(f"{path}: {why}") from None
     found = [pair for row in document.results for pair in row.figures.items()]
     return {name: figure for name, figure in found if same_machine or not figure.absolute}
 
@@ -143,9 +139,7 @@ def read_baseline(benchmark: str) -> Baseline:
     except FileNotFoundError:
         raise CaseError(f"{path}: there is no baseline of {benchmark}; --update writes it") from None
     except msgspec.MsgspecError as error:
-        raise CaseError(
-            f"{path}: {error}; restore it from version control, or write it with --update"
-        ) from None
+        raise CaseError(f"{path}: {error}; restore it, or write it with --update") from None
 
 
 def write_baseline(benchmark: str, figures: Figures) -> Path:

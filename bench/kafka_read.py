@@ -10,23 +10,19 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pyspark.sql import SparkSession
 
 from asyncstate.spark.kafka import read_kafka
 from bench.frame import Report, Row, WrongResult, turns
-from bench.frame.measure import Side
+from bench.frame.measure import ROOT, Side
 from bench.frame.report import Rounds, benchmark, costs, sides
 from bench.processor_time import Spent
 from bench.session import session
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_JARS = Path(__file__).resolve().parents[1] / "build" / "servers" / "spark-kafka"
-_SPARK, _PYTHON = "Spark's connector", "Python data source"
-_CONNECTORS = {_SPARK: "spark", _PYTHON: "python"}
+_CONNECTORS = {"Spark's connector": "spark", "Python data source": "python"}
 
 
 def fill(servers: str, messages: int) -> str:
@@ -70,32 +66,28 @@ def seconds(spark: SparkSession, servers: str, topic: str, connector: Any, messa
     return Spent(sum(spent for _, spent in took), None)
 
 
-def measure(
-    spark: SparkSession, servers: str, messages: int, rounds: int, connectors: list[str]
-) -> list[Row]:
-    topic = fill(servers, messages)
+def measure(spark: SparkSession, servers: str, count: int, rounds: int, connectors: list[str]) -> list[Row]:
+    topic = fill(servers, count)
 
     def side(name: str) -> Side:
-        return lambda _: seconds(spark, servers, topic, _CONNECTORS[name], messages)
+        return lambda _: seconds(spark, servers, topic, _CONNECTORS[name], count)
 
     spent = turns({name: side(name) for name in connectors}, rounds)
-    return sides(spent, messages, connectors[0], speed=True)
+    return sides(spent, count, connectors[0], speed=True)
 
 
 @benchmark(messages=2_000, rounds=1)
 def kafka_read(
     report: Report,
     servers: Annotated[str, typer.Option(help="Bootstrap servers of a Kafka to make a topic in.")],
-    jars: Annotated[
-        str, typer.Option(help="Jars of Spark's connector, with commas; by default those in build/servers.")
-    ] = "",
+    jars: Annotated[str, typer.Option(help="Of Spark's connector; by default in build/servers.")] = "",
     messages: Annotated[int, typer.Option(min=1, help="Messages in the topic.")] = 500_000,
     rounds: Rounds = 5,
 ) -> None:
     """Read a topic of one partition by Spark's connector and by the Python data source; the ratio is the speed by
     that of Spark's connector, or of the only reader, if its jars are not there."""
-    found = jars or ",".join(map(str, sorted(_JARS.glob("*.jar"))))
-    connectors = [*([_SPARK] if found else []), _PYTHON]
+    found = jars or ",".join(map(str, sorted((ROOT / "build" / "servers" / "spark-kafka").glob("*.jar"))))
+    connectors = list(_CONNECTORS)[0 if found else 1 :]
     with session("bench kafka-read", report.folder, 1, {"spark.jars": found} if found else {}) as spark:
         title = f"{messages:,} messages of some 100 bytes in one partition, medians of {rounds}"
         report.section(title, costs("us", "a message"))

@@ -117,13 +117,11 @@ def costs(spent: list[Spent], rows: int) -> dict[str, Any]:
 @benchmark(keys="2000", rows=500, micro_batches=3)
 def growth(
     report: Report,
-    keys: Annotated[
-        str, typer.Option(help="Keys in the state; sizes separated by commas.")
-    ] = "1000000,10000000",
+    keys: Annotated[str, typer.Option(help="Keys in the state, with commas.")] = "1000000,10000000",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a measured micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
     cache_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Part of the rows that caches hold.")
+        float | None, typer.Option(min=0, max=1, help="Of rows, what caches hold.")
     ] = None,
 ) -> None:
     """Fill a state, then update keys of it at random: a row's cost, the slowest micro-batch, and memory, by size."""
@@ -189,9 +187,7 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, 
     return facts | {"write_cache_bytes": found["write_cache_bytes_peak"], "spills": int(found["spills"])}
 
 
-def _compared(
-    report: Report, grain: str, mode: str, keys: int, sizes: list[str], rounds: int
-) -> Iterator[Row]:
+def _sizes(report: Report, grain: str, mode: str, keys: int, sizes: list[str], rounds: int) -> Iterator[Row]:
     runs: dict[str, list[dict[str, Any]]] = {size: [] for size in sizes}
 
     def side(size: str) -> Side:
@@ -226,4 +222,4 @@ def backfill(
     report.section(f"{keys:,} new keys by write cache, medians of {rounds}", _BACKFILL)
     for grain in GRAINS:
         for mode in MODES:
-            report.case(f"{grain} grain, {mode}", _compared, report, grain, mode, keys, sizes, rounds)
+            report.case(f"{grain} grain, {mode}", _sizes, report, grain, mode, keys, sizes, rounds)

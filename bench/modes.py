@@ -40,6 +40,12 @@ from bench.processor_time import Spent
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
 _OUT = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 _LOW = pc.field("value") < 700_000
+_LOW_HIGH, _LOWS = {"LOW": _LOW, "HIGH": ~_LOW}, ops.count().where("LOW")
+_COUNT, _SUM = ops.count().alias("n"), ops.sum_("value").alias("total")
+_TUMBLE, _HOP = ops.tumble("10 seconds"), ops.hop("10 seconds", "2 seconds")
+_RANGE = ops.range_("10 seconds")
+_BOUNDS: dict[str, Any] = {"lower": "0 seconds", "upper": "5 seconds"}
+_RIGHT: dict[str, Any] = {"suffixes": ("", "_right")}
 _SPAN_US = 20_000_000
 _BASE_US = 1_600_000_000_000_000
 
@@ -62,11 +68,8 @@ def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
     """Micro-batch ``number``: a row a key, values of its own, times in its span."""
     random = np.random.default_rng(number)
     times = np.sort(random.integers(0, _SPAN_US, len(keys))) + _BASE_US + number * _SPAN_US
-    columns = [
-        pa.array(keys),
-        pa.array(random.integers(0, 1_000_000, len(keys))),
-        pa.array(times).cast(_SCHEMA.field("time").type),
-    ]
+    values = pa.array(random.integers(0, 1_000_000, len(keys)))
+    columns = [pa.array(keys), values, pa.array(times).cast(_SCHEMA.field("time").type)]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
@@ -109,58 +112,30 @@ class _Rows(ProcessWindowFunction):
         return [(key[0], len(rows))]
 
 
-def _window(window: Callable[[], Any]) -> Case:
-    return Case(
-        lambda: ops.WindowAggregate(window(), [ops.count().alias("n"), ops.sum_("value").alias("total")]),
-        event_time=True,
-    )
+def _window(window: Any) -> Case:
+    return Case(lambda: ops.WindowAggregate(window, [_COUNT, _SUM]), event_time=True)
 
 
 CASES: Mapping[str, Case] = {
-    "GroupAggregate": Case(
-        lambda: ops.GroupAggregate(
-            [ops.count().alias("n"), ops.sum_("value").alias("total"), ops.max_("value").alias("top")]
-        )
-    ),
+    "GroupAggregate": Case(lambda: ops.GroupAggregate([_COUNT, _SUM, ops.max_("value").alias("top")])),
     "GroupAggregate, DISTINCT": Case(ops.GroupAggregate),
     "Deduplicate, first": Case(lambda: ops.Deduplicate(keep="first", time="processing")),
     "Deduplicate, last": Case(lambda: ops.Deduplicate(keep="last", time="event"), event_time=True),
-    "WindowAggregate, tumble": _window(lambda: ops.tumble("10 seconds")),
-    "WindowAggregate, hop": _window(lambda: ops.hop("10 seconds", "2 seconds")),
-    "WindowAggregate, cumulate": _window(lambda: ops.cumulate("10 seconds", "2 seconds")),
-    "WindowAggregate, session": _window(lambda: ops.session("5 seconds")),
-    "GroupWindowAggregate": Case(
-        lambda: ops.GroupWindowAggregate(ops.tumble("10 seconds"), [ops.count().alias("n")]), event_time=True
-    ),
-    "WindowTableFunction, hop": Case(
-        lambda: ops.WindowTableFunction(ops.hop("10 seconds", "2 seconds")), event_time=True
-    ),
-    "WindowRank": Case(lambda: ops.WindowRank("value", 3, window=ops.tumble("10 seconds")), event_time=True),
-    "WindowJoin": Case(
-        lambda: ops.WindowJoin(window=ops.tumble("10 seconds")), inputs=2, event_time=True, share=0.5
-    ),
-    "Join": Case(lambda: ops.Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
-    "IntervalJoin": Case(
-        lambda: ops.IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
-        inputs=2,
-        event_time=True,
-        share=0.5,
-    ),
-    "OverAggregate": Case(
-        lambda: ops.OverAggregate([ops.sum_("value").alias("total")], ops.range_("10 seconds")),
-        event_time=True,
-        share=0.5,
-    ),
+    "WindowAggregate, tumble": _window(_TUMBLE),
+    "WindowAggregate, hop": _window(_HOP),
+    "WindowAggregate, cumulate": _window(ops.cumulate("10 seconds", "2 seconds")),
+    "WindowAggregate, session": _window(ops.session("5 seconds")),
+    "GroupWindowAggregate": Case(lambda: ops.GroupWindowAggregate(_TUMBLE, [_COUNT]), event_time=True),
+    "WindowTableFunction, hop": Case(lambda: ops.WindowTableFunction(_HOP), event_time=True),
+    "WindowRank": Case(lambda: ops.WindowRank("value", 3, window=_TUMBLE), event_time=True),
+    "WindowJoin": Case(lambda: ops.WindowJoin(window=_TUMBLE), inputs=2, event_time=True, share=0.5),
+    "Join": Case(lambda: ops.Join("inner", **_RIGHT), inputs=2, share=0.2),
+    "IntervalJoin": Case(lambda: ops.IntervalJoin(**_BOUNDS, **_RIGHT), inputs=2, event_time=True, share=0.5),
+    "OverAggregate": Case(lambda: ops.OverAggregate([_SUM], _RANGE), event_time=True, share=0.5),
     "ChangelogNormalize": Case(ops.ChangelogNormalize),
-    "TemporalJoin": Case(
-        lambda: ops.TemporalJoin("inner", suffixes=("", "_right")), inputs=2, event_time=True, share=0.5
-    ),
+    "TemporalJoin": Case(lambda: ops.TemporalJoin("inner", **_RIGHT), inputs=2, event_time=True, share=0.5),
     "UpsertMaterialize": Case(ops.UpsertMaterialize),
-    "Match": Case(
-        lambda: ops.Match("LOW+ HIGH", {"LOW": _LOW, "HIGH": ~_LOW}, {"lows": ops.count().where("LOW")}),
-        event_time=True,
-        share=0.1,
-    ),
+    "Match": Case(lambda: ops.Match("LOW+ HIGH", _LOW_HIGH, {"lows": _LOWS}), event_time=True, share=0.1),
     "TemporalSort": Case(ops.TemporalSort, event_time=True),
     "Rank": Case(lambda: ops.Rank("value", 3, rank_column="place"), share=0.5),
     "KeyedMap": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2),
@@ -168,9 +143,7 @@ CASES: Mapping[str, Case] = {
     "KeyedReduce": Case(lambda: ops.KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
     "KeyedProcess": Case(lambda: ops.KeyedProcess(_Process(), _OUT), share=0.2),
     "CoProcess": Case(lambda: ops.CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),
-    "WindowProcess": Case(
-        lambda: ops.WindowProcess(_Rows(), ops.tumble("10 seconds"), _OUT), event_time=True, share=0.1
-    ),
+    "WindowProcess": Case(lambda: ops.WindowProcess(_Rows(), _TUMBLE, _OUT), event_time=True, share=0.1),
 }
 """By name. Operators whose work is all user code (flat map, filter, connected map, broadcast, apply) are left out: they
 run on the same engine as the functions shown."""

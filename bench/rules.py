@@ -101,9 +101,7 @@ _READS = ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, 
 RULES = {
     "hold": Rule((WriteBuffer, "hold", lambda *_: False), (*_BUNDLES, "deduplicate")),
     "timed-gets": Rule((MemTable, "time_gets", lambda *_: None), _READS, ("async",)),
-    "cache-rest": Rule(
-        (ValueCache, "_recalls_pay", lambda *_: True), ("map bundle", "map bundle, Zipf", "map bundle, large")
-    ),
+    "cache-rest": Rule((ValueCache, "_recalls_pay", lambda *_: True), (*_BUNDLES[1:], "map bundle, large")),
     "read-ahead": Rule((ReadAhead, "wanted", lambda *_: []), _READS, ("async",)),
     "pacer": Rule(
         (Pacer, "waits_for_device", property(lambda _: False)),

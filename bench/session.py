@@ -7,16 +7,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.driver.chain import RunPartitions
 from asyncstate.spark import MicroBatch, StreamingJob, build_session
 from bench.frame.measure import ROOT
 from bench.frame.report import LOG
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+Conf = Mapping[str, str]
 
 
 def local_conf(folder: Path, cores: int) -> dict[str, str]:
@@ -37,9 +38,7 @@ def local_conf(folder: Path, cores: int) -> dict[str, str]:
 
 
 @contextmanager
-def session(
-    name: str, folder: Path, cores: int, conf: Mapping[str, str] | None = None
-) -> Iterator[SparkSession]:
+def session(name: str, folder: Path, cores: int, conf: Conf | None = None) -> Iterator[SparkSession]:
     """A session on ``cores`` local cores with ``local_conf`` overlaid by ``conf``, stopped at the end. What its JVM and
     its Python workers ever write to stderr, a lot on a good run, goes to ``LOG`` in ``folder``.
 
@@ -77,6 +76,12 @@ def batch_seconds(query: StreamingQuery) -> list[float]:
     """Seconds of each micro-batch of a query, from trigger to commit, in their order."""
     found = {one["batchId"]: one["durationMs"]["triggerExecution"] / 1e3 for one in query.recentProgress}
     return [found[batch_id] for batch_id in sorted(found)]
+
+
+def files_stream(spark: SparkSession, folder: Path, files: int) -> DataFrame:
+    """The Parquet files of a folder as a stream, so many a micro-batch."""
+    reader = spark.readStream.schema(spark.read.parquet(str(folder)).schema)
+    return reader.option("maxFilesPerTrigger", files).parquet(str(folder))
 
 
 def run_to_end(job: StreamingJob, checkpoint: Path) -> StreamingQuery:

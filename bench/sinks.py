@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 from pyarrow import csv
+from pyspark.sql import DataFrame
 
 from asyncstate.spark.sinks import PostgresTarget, write_upserts
 from bench.frame import Report, Row, WrongResult, turns
@@ -25,38 +26,32 @@ from bench.session import session
 
 if TYPE_CHECKING:
     import psycopg
-    from pyspark.sql import DataFrame
 
 _COLUMNS = "id bigint PRIMARY KEY, customer text, amount bigint, total double precision"
+_BY_HAND = "COPY and merge by hand"
 
 
 def changes_of(number: int, keys: int, seed: int) -> pa.Table:
     """A micro-batch: one change for each of ``keys`` keys, of which one in ten goes; half of them were there before."""
     random = np.random.default_rng([seed, number])
     ids = random.permutation(2 * keys)[:keys]
-    return pa.table(
-        {
-            "id": ids,
-            "customer": pc.binary_join_element_wise("customer ", pa.array(ids % 1000).cast(pa.string()), ""),
-            "amount": random.integers(0, 10**6, keys),
-            "total": random.random(keys),
-            "row_kind": np.where(random.random(keys) < 0.1, "-D", "+U"),
-        }
-    )
+    columns = {
+        "id": ids,
+        "customer": pc.binary_join_element_wise("customer ", pa.array(ids % 1000).cast(pa.string()), ""),
+        "amount": random.integers(0, 10**6, keys),
+        "total": random.random(keys),
+        "row_kind": np.where(random.random(keys) < 0.1, "-D", "+U"),
+    }
+    return pa.table(columns)
 
 
 def by_hand(database: psycopg.Connection, table: str, rows: pa.Table) -> None:
-    goes = pc.equal(rows["row_kind"], "-D")
+    written = rows.append_column("gone", pc.equal(rows["row_kind"], "-D")).drop_columns(["row_kind"])
     buffer = io.BytesIO()
-    csv.write_csv(
-        rows.append_column("gone", goes).drop_columns(["row_kind"]),
-        buffer,
-        csv.WriteOptions(include_header=False),
-    )
+    csv.write_csv(written, buffer, csv.WriteOptions(include_header=False))
     with database.cursor() as cursor:
-        cursor.execute(
-            f"CREATE TEMPORARY TABLE staged ON COMMIT DROP AS SELECT *, true AS gone FROM {table} LIMIT 0"
-        )
+        staged = f"SELECT *, true AS gone FROM {table} LIMIT 0"
+        cursor.execute(f"CREATE TEMPORARY TABLE staged ON COMMIT DROP AS {staged}")
         with cursor.copy("COPY staged FROM STDIN (FORMAT csv)") as copy:
             copy.write(buffer.getbuffer())
         cursor.execute(f"DELETE FROM {table} USING staged WHERE {table}.id = staged.id AND staged.gone")
@@ -78,35 +73,30 @@ def measure(
             yield number, of(changes_of(number, keys, seed))
 
     with psycopg.connect(conninfo) as database:
+        database.execute("DROP TABLE IF EXISTS by_us, by_hand, asyncstate_batches")
         for table in ("by_us", "by_hand"):
-            database.execute(f"DROP TABLE IF EXISTS {table}")
             database.execute(f"CREATE TABLE {table} ({_COLUMNS})")
-        database.execute("DROP TABLE IF EXISTS asyncstate_batches")
         database.commit()
         target = PostgresTarget(conninfo, "by_us")
 
         def ours(given: tuple[int, DataFrame]) -> None:
             write_upserts(*given, "id", target)
 
-        ways: dict[str, Side] = {
-            "write_upserts": ours,
-            "COPY and merge by hand": lambda given: by_hand(database, "by_hand", given[1].toArrow()),
-        }
+        def hand(given: tuple[int, DataFrame]) -> None:
+            by_hand(database, "by_hand", given[1].toArrow())
+
+        ways: dict[str, Side] = {"write_upserts": ours, _BY_HAND: hand}
         spent = turns(ways, rounds, drawn(), clocks=TreeClocks)
-        differing = database.execute(
-            "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"
-        )
-        if differing.fetchone() is not None:
+        differing = "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"
+        if database.execute(differing).fetchone() is not None:
             raise WrongResult("the two tables differ")
-    return sides(spent, 1, "COPY and merge by hand", speed=True, scale=1e3)
+    return sides(spent, 1, _BY_HAND, speed=True, scale=1e3)
 
 
 @benchmark(keys=500, rounds=1)
 def sinks(
     report: Report,
-    conninfo: Annotated[
-        str, typer.Option(help="A PostgreSQL database, such as 'host=/tmp user=me dbname=bench'.")
-    ],
+    conninfo: Annotated[str, typer.Option(help="Of PostgreSQL: 'host=/tmp user=me dbname=bench'.")],
     keys: Annotated[int, typer.Option(min=1, help="Changed keys of a micro-batch.")] = 100_000,
     rounds: Rounds = 7,
     cores: Cores = 2,

@@ -10,9 +10,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.operator import BundleOperator
 from asyncstate.spark import MicroBatch
@@ -23,9 +24,7 @@ from bench.processor_time import TreeClocks
 from bench.session import JobSide, session
 from operators import GroupAggregate, WindowAggregate, avg, count, max_, sum_, tumble
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
+Rows = Iterator[Row]
 SLICE_SECONDS = 10
 Setting = Literal["auto", "always", "never"]
 MODES: dict[str, Setting] = {"one": "never", "two": "always", "auto": "auto"}
@@ -66,17 +65,14 @@ class Case:
 
     def operator(self) -> BundleOperator:
         """A new operator; its results are exact, so that both ways can be compared."""
-        aggregates = [
-            count().alias("rows"),
-            sum_("price"),
-            avg("price"),
-            max_("price").where("large").alias("most"),
-        ]
+        aggregates = [count().alias("rows"), sum_("price"), avg("price")]
+        aggregates.append(max_("price").where("large").alias("most"))
         if self.values:
+            users, items = count("user").distinct(), count("item").distinct()
             aggregates += [
-                count("user").distinct().alias("users"),
-                count("user").distinct().where("large").alias("large_users"),
-                count("item").distinct().alias("items"),
+                users.alias("users"),
+                users.where("large").alias("large_users"),
+                items.alias("items"),
             ]
         if self.windows:
             return WindowAggregate(tumble(f"{SLICE_SECONDS} seconds"), aggregates)
@@ -87,9 +83,7 @@ def _uniform(keys: int) -> str:
     return f"pmod(xxhash64(id, {{seed}}), {keys})"
 
 
-_HOT = (
-    f"if(pmod(xxhash64(id, {{seed}}, 1), 10) < 8, pmod(xxhash64(id, {{seed}}), 1000), {_uniform(1_000_000)})"
-)
+_HOT = f"if(pmod(xxhash64(id, {{seed}}, 1), 10) < 8, {_uniform(1_000)}, {_uniform(1_000_000)})"
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -106,11 +100,9 @@ CASES: dict[str, Case] = {
 }
 
 
-def _micro_batch(
-    spark: SparkSession, case: Case, folder: Path, rows: int, batch: int, seed: int
-) -> DataFrame:
+def _micro_batch(spark: SparkSession, case: Case, place: Path, rows: int, batch: int, seed: int) -> DataFrame:
     """The rows of a micro-batch, read from a file; a minute of event time each."""
-    path = str(folder / "input" / str(batch))
+    path = str(place / "input" / str(batch))
     spark.range(batch * rows, (batch + 1) * rows).selectExpr(
         f"{case.keys.format(seed=seed)} as k",
         "pmod(xxhash64(id, 7), 1000000) as price",
@@ -122,9 +114,7 @@ def _micro_batch(
     return spark.read.parquet(path)
 
 
-def _mode(
-    spark: SparkSession, case: Case, folder: Path, mode: Setting, cores: int, kept: list[Any]
-) -> JobSide:
+def _job(spark: SparkSession, case: Case, place: Path, mode: Setting, cores: int, kept: list[Any]) -> JobSide:
     """The job in one mode; the output of its warm-up is kept."""
 
     def aggregate(df: DataFrame, batch: MicroBatch) -> None:
@@ -135,16 +125,16 @@ def _mode(
         if batch.batch_id < WARM_UP:
             kept.extend(out.collect())
 
-    return JobSide(spark, folder, aggregate, options={"async-state.parallelism": cores})
+    return JobSide(spark, place, aggregate, options={"async-state.parallelism": cores})
 
 
 def measure(
     spark: SparkSession, case: Case, folder: Path, rows: int, rounds: int, cores: int, seed: int
-) -> Iterator[Row]:
+) -> Rows:
     """The three modes of a case in turns. Ratios are above 1 where two phases (``auto``) are quicker than one; those of
     processor time, over the JVM and its workers, say more than times on a machine with other work."""
     kept: dict[str, list[Any]] = {name: [] for name in MODES}
-    modes = {name: _mode(spark, case, folder / name, mode, cores, kept[name]) for name, mode in MODES.items()}
+    modes = {name: _job(spark, case, folder / name, mode, cores, kept[name]) for name, mode in MODES.items()}
     drawn = (_micro_batch(spark, case, folder, rows, batch, seed) for batch in range(WARM_UP + rounds))
     spent = turns(modes, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
     for name, output in kept.items():
@@ -153,10 +143,10 @@ def measure(
             raise WrongResult(f"{name} emits other rows than one phase")
     # The rows after a partial aggregation are not in the job's own metrics.
     last = spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1)))
-    parts = [f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"]
-    counted = (last.selectExpr("spark_partition_id()", "k", part) for part in ("user", "item") if case.values)
-    keyed = list(counted) or [last.selectExpr("spark_partition_id()", "k", *parts)]
-    facts: dict[str, Any] = {"rows": rows, "rows_exchanged": sum(one.distinct().count() for one in keyed)}
+    slices = f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"
+    parts = ("user", "item") if case.values else (slices,)
+    keyed = [last.selectExpr("spark_partition_id()", "k", part).distinct().count() for part in parts]
+    facts: dict[str, Any] = {"rows": rows, "rows_exchanged": sum(keyed)}
     facts["rows_operator"] = int(modes["two"].metrics(TOTALS)["rows_in"])
     auto = [each["operators"][TOTALS] for each in list(modes["auto"].job.history)[-rounds:]]
     facts["auto_local"] = statistics.mean(each["local_rows_in"] is not None for each in auto)

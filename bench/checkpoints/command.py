@@ -17,10 +17,10 @@ import shutil
 import statistics
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -28,31 +28,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 import xxhash
+from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.driver import commit_log as driver
 from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.spark import MicroBatch
-from asyncstate.storage import PartitionManifest, RocksDBStore
-from bench.checkpoints.driven import (
-    SNAPSHOT_INTERVAL,
-    CopiedFiles,
-    CountedFiles,
-    DrivenJob,
-    MemoryFiles,
-    fill_keys,
-    instead,
-    run_without_checkpoint,
-    settings,
-    without_checkpoint,
-)
+from asyncstate.storage import RocksDBStore
+from bench.checkpoints import driven
+from bench.checkpoints.driven import SNAPSHOT_INTERVAL, DrivenJob, fill_keys, instead, settings
 from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
 from bench.frame.report import Seed, benchmark, mib, ms, percent, plain, times
 from bench.job import Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks, Spent, TreeClocks
 from bench.session import JobSide, session
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+Facts = Mapping[str, Any]
 
 RECOVERY_AIM = 10.0
 DELTAS = 20
@@ -92,10 +82,11 @@ def recover(folder: str, size: tuple[int, int, int], copied: bool, micro_batch: 
     ``copied``: copy files out of the checkpoint as from another disk, where otherwise they are linked.
     """
     source = Path(folder)
-    files = instead(CopiedFiles) if copied else contextlib.nullcontext()
+    files = instead(driven.CopiedFiles) if copied else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
         output, config = xxhash.xxh3_128(), settings(source, snapshot_interval=_NEVER)
-        job = Job(source, count_and_sum(), config, resumed=True, local=Path(local), on_output=_into(output))
+        job = Job(source, count_and_sum(), config, resumed=True, local=Path(local))
+        job.on_output = lambda batch: output.update(batch.serialize())
         rows = _next_rows(*size)
         clocks = Clocks()
         if micro_batch:
@@ -112,24 +103,13 @@ def _next_rows(state_keys: int, changed: int, seed: int) -> list[pa.RecordBatch]
     return batches(next(draws(state_keys, changed, seed + 1)))
 
 
-def _into(digest: xxhash.xxh3_128) -> Callable[[pa.RecordBatch], None]:
-    def add(batch: pa.RecordBatch) -> None:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        digest.update(sink.getvalue())
-
-    return add
-
-
 def recovery(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
     """Make the state, replay it, and recover it ``rounds`` times in each way, after once that does not count."""
     report.tell(f"recovery: making a state of {state_keys:,} keys")
     drawn = draws(state_keys, changed, seed)
     fill, changes = fill_keys(state_keys), [next(drawn) for _ in range(DELTAS)]
     made = _make(report.folder / "made", fill, changes)
-    assert made.snapshot is not None
-    files = [*made.snapshot.files.values(), *(delta.file for delta in made.deltas)]
+    files = [*made.snapshot_files.values(), *(delta.file for delta in made.partition.deltas)]
     size = state_keys, changed, seed
     report.tell(f"recovery: replaying {len(fill) + DELTAS} micro-batches")
     replayed = _replay(report.folder / "replayed", [*fill, *changes], _next_rows(*size))
@@ -140,7 +120,7 @@ def recovery(report: Report, state_keys: int, changed: int, rounds: int, seed: i
         if any(one.digest != replayed.digest for _, one in runs):
             raise WrongResult(f"{name}: the recovered state gives another output than the one replayed")
         facts = {"replay_s": replayed.seconds, "replay_cpu_s": replayed.cpu_seconds, "aim": RECOVERY_AIM}
-        facts |= {"bytes": sum(file.size_bytes for file in files), "deltas": len(made.deltas)}
+        facts |= {"bytes": sum(file.size_bytes for file in files), "deltas": DELTAS}
         facts["replayed_batches"] = len(fill) + DELTAS
         for way, found in zip(("open", "first_batch"), zip(*runs[1:], strict=True), strict=True):
             seconds = statistics.median(run.seconds for run in found)
@@ -150,14 +130,14 @@ def recovery(report: Report, state_keys: int, changed: int, rounds: int, seed: i
         yield Row(name=name, facts=facts)
 
 
-def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> PartitionManifest:
-    driven = DrivenJob(folder, settings(folder, snapshot_interval=_NEVER))
+def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> DrivenJob:
+    job = DrivenJob(folder, settings(folder, snapshot_interval=_NEVER))
     for number, keys in enumerate([*fill, *changes]):
-        driven.config = settings(folder, snapshot_interval=1 if number == len(fill) else _NEVER)
-        driven.run(batches(keys))
-    assert len(driven.partition.deltas) == len(changes)
-    driven.leave()
-    return driven.partition
+        job.config = settings(folder, snapshot_interval=1 if number == len(fill) else _NEVER)
+        job.run(batches(keys))
+    assert len(job.partition.deltas) == len(changes)
+    job.leave()
+    return job
 
 
 def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> Recovered:
@@ -168,14 +148,13 @@ def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch])
     output = xxhash.xxh3_128()
     job = Job(folder, count_and_sum(), settings(folder))
     seconds = cpu = 0.0
-    with without_checkpoint():
-        for keys in history:
-            replayed = batches(keys)
+    with driven.without_checkpoint():
+        for replayed in map(batches, history):
             clocks = Clocks()
             job.run(replayed)
             spent = clocks.spent()
             seconds, cpu = seconds + spent.seconds, cpu + (spent.cpu_seconds or 0.0)
-        job.on_output = _into(output)
+        job.on_output = lambda batch: output.update(batch.serialize())
         job.run(rows)
     return Recovered(seconds, cpu, output.hexdigest())
 
@@ -197,10 +176,9 @@ COMMITS = (
     Column("aim", "aim", lambda aim: f"{aim:.0%}"),
 )
 COMMITS_NOTE = (
-    "without: the same micro-batch, its changes written to a sorted file and ingested by the "
-    "local store; no file in the checkpoint, no checksums, no sync, no snapshot, no manifest. "
-    "over: what a checkpoint adds, medians of the pairs without a snapshot, of those with one, "
-    "and the mean over a snapshot interval."
+    "without: the same micro-batch, its changes written to a sorted file and ingested by the local store; no file in "
+    "the checkpoint, no checksums, no sync, no snapshot, no manifest. over: what a checkpoint adds, medians of the "
+    "pairs without a snapshot, of those with one, and the mean over a snapshot interval."
 )
 
 
@@ -208,26 +186,24 @@ def commit_cost(
     folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
 ) -> list[Row]:
     """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
-    driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
+    whole = DrivenJob(folder / "with", settings(folder / "with", enabled))
     bare = Job(folder / "without", count_and_sum(), settings(folder / "without", enabled))
     snapshots: list[bool] = []
 
     def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
-        with without_checkpoint():
+        with driven.without_checkpoint():
             bare.run(rows)
 
-    driven.fill(state_keys)
+    whole.fill(state_keys)
     for keys in fill_keys(state_keys):
         run_bare(batches(keys))
-    sides = {"with": lambda rows: snapshots.append(driven.snapshot_with(rows)), "without": run_bare}
+    sides = {"with": lambda rows: snapshots.append(whole.snapshot_with(rows)), "without": run_bare}
     spent = turns(sides, rounds, map(batches, draws(state_keys, changed, seed)), warm_up=_WARM_UP)
     facts = {"changed_keys": changed, "state_keys": state_keys, "aim": aim}
     return [commit_row("async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts)]
 
 
-def commit_row(
-    name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[bool], facts: Mapping[str, Any]
-) -> Row:
+def commit_row(name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[bool], facts: Facts) -> Row:
     """``plain`` are micro-batches without a snapshot, ``snapshot`` those with one; what a checkpoint adds is a share
     of the time without, ``cpu`` the plain one of processor time."""
     found = dict(facts)
@@ -254,8 +230,8 @@ def both_jobs(spark: SparkSession, folder: Path) -> dict[str, JobSide]:
         out.write.format("noop").mode("overwrite").save()
 
     with_it = JobSide(spark, folder / "with", apply)
-    with instead(MemoryFiles, driver):
-        without = JobSide(spark, folder / "without", apply, run_without_checkpoint)
+    with instead(driven.MemoryFiles, driver):
+        without = JobSide(spark, folder / "without", apply, driven.run_without_checkpoint)
     return {"with": with_it, "without": without}
 
 
@@ -268,8 +244,7 @@ def parquet_rows(spark: SparkSession, folder: Path, keys: np.ndarray) -> DataFra
 
 def has_snapshot(folder: Path, batch_id: int) -> bool:
     """Whether the checkpoint got a snapshot with this micro-batch."""
-    written = folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*")
-    return next(written, None) is not None
+    return any(folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*"))
 
 
 def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
@@ -311,66 +286,51 @@ BYTES = (
     Column("snap- shots", "snapshots"),
 )
 BYTES_NOTE = (
-    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what "
-    "they would take if each uploaded the whole state; rewrites: snapshots that had no table in "
-    "common with the one before. At the start the state is one sorted run; in a long run each key "
-    "is changed five times on average."
+    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would take if "
+    "each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start "
+    "the state is one sorted run; in a long run each key is changed five times on average."
 )
 
 
-def checkpoint_bytes(
-    folder: Path, state_keys: int, changed: int, micro_batches: int, seed: int
-) -> dict[str, float]:
+def checkpoint_bytes(folder: Path, keys: int, changed: int, batches_min: int, seed: int) -> dict[str, float]:
     """What goes into the checkpoint: means a micro-batch, in bytes, over as many whole snapshot intervals as
-    ``micro_batches`` need, after the first snapshot.
+    ``batches_min`` need, after the first snapshot.
 
     Filling leaves some large runs, whose merging has nothing to do with what is measured: the state is made one run,
     and the snapshot that uploads it is not counted.
     """
     counts: dict[str, int] = {}
-    with instead(lambda place: CountedFiles(place, counts), task_stores, driver):
+    with instead(lambda place: driven.CountedFiles(place, counts), task_stores, driver):
         job = DrivenJob(folder, settings(folder))
-        job.fill(state_keys)
+        job.fill(keys)
         job.close()
         (db,) = (folder / "local").glob("*/*/*/slot-*/db-????????????")
         store = RocksDBStore(db)
         store.db.compact_range(None, None)  # one sorted run; the content stays what it is
         store.close()
-        drawn = map(batches, draws(state_keys, changed, seed))
+        drawn = map(batches, draws(keys, changed, seed))
         while not job.snapshot_with(next(drawn)):
             pass
         counts.clear()
-        interval = SNAPSHOT_INTERVAL
-        intervals = -(-micro_batches // interval)
+        intervals = -(-batches_min // SNAPSHOT_INTERVAL)
         rewrites, before = 0, _tables(job)
         for _ in range(intervals):
-            taken = [job.snapshot_with(next(drawn)) for _ in range(interval)]
-            assert taken == [False] * (interval - 1) + [True]
+            taken = [job.snapshot_with(next(drawn)) for _ in range(SNAPSHOT_INTERVAL)]
+            assert taken == [False] * (SNAPSHOT_INTERVAL - 1) + [True]
             rewrites += before.isdisjoint(_tables(job))
             before = _tables(job)
-    assert job.partition.snapshot is not None
-    state_bytes = sum(file.size_bytes for file in job.partition.snapshot.files.values())
-    run_batches = intervals * interval
-    return {
-        "state_keys": state_keys,
-        "changed_keys": changed,
-        "micro_batches": run_batches,
-        "snapshots": intervals,
-        "rewrites": rewrites,
-        **{f"{what}_bytes": counts[what] / run_batches for what in ("delta", "snapshot", "driver")},
-        "state_bytes": state_bytes,
-        "whole_bytes": state_bytes * intervals / run_batches,
-    }
+    state_bytes = sum(file.size_bytes for file in job.snapshot_files.values())
+    run_batches = intervals * SNAPSHOT_INTERVAL
+    facts = {"state_keys": keys, "changed_keys": changed, "micro_batches": run_batches}
+    facts |= {"snapshots": intervals, "rewrites": rewrites, "state_bytes": state_bytes}
+    written = {**counts, "whole": state_bytes * intervals}
+    return facts | {f"{what}_bytes": each / run_batches for what, each in written.items()}
 
 
 def _tables(job: DrivenJob) -> set[str]:
-    snapshot = job.partition.snapshot
-    assert snapshot is not None
-    return {file.name for local, file in snapshot.files.items() if local.endswith(".sst")}
+    return {file.name for local, file in job.snapshot_files.items() if local.endswith(".sst")}
 
 
-CHANGED, STATE, WHOLE = "changed keys", "state", "long run"
-"""Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten."""
 _LONG_RUN = 5
 """How often a long run changes each key, on average."""
 
@@ -403,15 +363,16 @@ class Sizes:
     long_changed: int = 1_000
 
     def planned(self) -> Iterator[tuple[str, int, int, int]]:
-        """Series, keys in the state, changed keys and micro-batches of each count of bytes."""
+        """Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten; and keys in
+        the state, changed keys and micro-batches of each count of bytes."""
         middle = self.bytes_changed[len(self.bytes_changed) // 2]
         for changed in self.bytes_changed:
-            yield CHANGED, self.bytes_state, changed, self.bytes_batches
+            yield "changed keys", self.bytes_state, changed, self.bytes_batches
         for state in self.bytes_states:
-            yield STATE, state, middle, self.bytes_batches
+            yield "state", state, middle, self.bytes_batches
         for state in self.long_states:
             batches = max(_LONG_RUN * state // self.long_changed, self.bytes_batches)
-            yield WHOLE, state, self.long_changed, batches
+            yield "long run", state, self.long_changed, batches
 
 
 TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000), 10, (500,), 100)
@@ -422,10 +383,7 @@ def checkpoints(
     report: Report,
     part: Annotated[Part, typer.Option(help="What to measure.")] = Part.ALL,
     spark: Annotated[bool, typer.Option("--spark", help="Measure commits through Spark as well.")] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=20, help="Pairs of micro-batches for commits; two snapshot intervals at least."),
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=20, help="Pairs of micro-batches for commits.")] = None,
     seed: Seed = 1,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""

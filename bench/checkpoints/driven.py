@@ -28,12 +28,11 @@ from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import CheckpointFiles, LocalFiles, PartitionManifest
 from asyncstate.storage import commit as task_commit
 from asyncstate.storage import files as task_files
+from asyncstate.storage.manifest import FileRef
 from bench.job import JOB, UID, Job, batches, config_of, count_and_sum
 
 FILL_KEYS = 500_000
 """Keys of a micro-batch that fills a state: large ones, which cost least a key."""
-
-
 SNAPSHOT_INTERVAL: Final = 10
 """The default of micro-batches that change much: it is fixed here, so that those of any size can be compared."""
 
@@ -61,13 +60,18 @@ class DrivenJob(Job):
         assert self.base is not None
         return self.base.partition(0)
 
+    @property
+    def snapshot_files(self) -> dict[str, FileRef]:
+        """The files of its snapshot, which there is, by local name."""
+        assert self.partition.snapshot is not None
+        return self.partition.snapshot.files
+
     def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run one micro-batch and commit it, from the driver's first look to its last."""
-        batch_id = self.batch_id
+        batch_id, times = self.batch_id, SourceTimes({}, {}, [])
         base = self._ledger.base_of(batch_id)
         seconds = super().run(batches)
         assert self.base is not None
-        times = SourceTimes({}, {}, [])
         self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, times, {UID: self.base}, final=False)
         return seconds
 

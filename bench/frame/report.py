@@ -35,6 +35,7 @@ _MIB = 1 << 20
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 T = TypeVar("T")
 
+Environment = Mapping[str, str]
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick, to check that it runs.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random data.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Measured rounds; the table shows medians over them.")]
@@ -123,9 +124,7 @@ class Column(NamedTuple):
         values = [row.facts.get(name) for name in self.fact.split()]
         if all(value is None for value in values):
             return ""
-        texts = [
-            each if isinstance(each, str) else "" if each is None else self.shown(each) for each in values
-        ]
+        texts = [one if isinstance(one, str) else "" if one is None else self.shown(one) for one in values]
         return texts[0] if len(texts) == 1 else "-".join(text.removesuffix("x") for text in texts)
 
 
@@ -287,13 +286,11 @@ class Report:
             self.add(row)
         return not (row.failed or row.wrong)
 
-    def alone(
-        self, function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None
-    ) -> T:
+    def alone(self, function: Callable[..., T], *given: Any, environment: Environment | None = None) -> T:
         """``isolated``; of a tiny run only where it needs an environment."""
         if self.tiny and environment is None:
-            return function(*arguments)
-        return isolated(function, *arguments, environment=environment)
+            return function(*given)
+        return isolated(function, *given, environment=environment)
 
     def __enter__(self) -> Self:
         if self._status is not None:

@@ -89,9 +89,8 @@ _OURS = (
     Engine("ours-function", "asyncstate, sync, a function", "ours-sync"),
 )
 _THREE = Engine("ours-three", "asyncstate, sync, three operators", "ours-sync", graph=True, work="a-three")
-_PYTHON = [
-    Engine(name, PEERS[name].title, name, direct=True) for name in ("tws-row", "tws-pandas", "apply-pandas")
-]
+_APIS = ("tws-row", "tws-pandas", "apply-pandas")
+_PYTHON = [Engine(name, PEERS[name].title, name, direct=True) for name in _APIS]
 _SPARK = (
     Engine("spark-heap", "Spark, heap", "spark-heap", direct=True),
     Engine("spark", "Spark, RocksDB", "spark-changelog", direct=True),
@@ -127,12 +126,14 @@ def _counted(keys: int) -> Number:
     return lambda rows: (rows["n"] - 1) * keys + rows["key"]
 
 
+def _key(_: int) -> Number:
+    return itemgetter("key")
+
+
 KEYED: Mapping[str, Keyed] = {
     "a": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=False),
     # Half of the numbers have keys that were there, half new ones.
-    "b": Keyed(
-        f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)", "value", lambda _: itemgetter("key"), each=True
-    ),
+    "b": Keyed(f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)", "value", _key, each=True),
     "d": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=True),
 }
 """By work."""
@@ -159,14 +160,12 @@ def able(work: str, names: Sequence[str]) -> list[Engine]:
     return [each for each in ENGINES[work] if each.name in names and not PEERS[each.peer].missing]
 
 
-def start(
-    spark: SparkSession, engine: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink
-) -> Running:
+def start(spark: SparkSession, who: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink) -> Running:
     """Start the work over ``rows``, a stream of key and value, with the default trigger; go on where it was in
     ``folder``. ``sink`` receives the output, except that of a direct engine."""
-    peer, place = PEERS[engine.peer], str(folder / "query")
-    if engine.graph:
-        job = graph(spark, peer, engine.work or work, folder, rows, sink)
+    peer, place = PEERS[who.peer], str(folder / "query")
+    if who.graph:
+        job = graph(spark, peer, who.work or work, folder, rows, sink)
         return Running(job.start(query_checkpoint=place), job)
     if peer.ours:
         job, on_batch = ours(spark, peer, work, folder, sink)
@@ -175,9 +174,9 @@ def start(
     for key, value in spark_conf(peer.store).items():
         if key != "spark.driver.memory":  # of the session; there is little state here
             spark.conf.set(key, value)
-    plan, mode = PYTHON.get((work, engine.peer)) or NATIVE[work]
+    plan, mode = PYTHON.get((work, who.peer)) or NATIVE[work]
     stream = plan({"rows": rows}).writeStream.outputMode(mode)
-    stream = stream.format("noop") if engine.direct else stream.foreachBatch(sink)
+    stream = stream.format("noop") if who.direct else stream.foreachBatch(sink)
     return Running(stream.option("checkpointLocation", place).start(), None)
 
 
@@ -295,11 +294,8 @@ def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> N
         for size in plan.sizes:
             row.facts[f"seconds_{size}"] = seconds[name, size]
             if ms := [1e3 * each for each in seconds[name, size]]:
-                row.facts |= {
-                    f"ms_{size}": statistics.median(ms),
-                    f"low_{size}": min(ms),
-                    f"high_{size}": max(ms),
-                }
+                row.facts[f"ms_{size}"] = statistics.median(ms)
+                row.facts |= {f"low_{size}": min(ms), f"high_{size}": max(ms)}
             if busy := cpu[name, size]:
                 row.facts[f"cpu_ms_{size}"] = 1e3 * statistics.median(busy)
     report.add(*rows.values())
@@ -411,9 +407,7 @@ _STEADY = (
 )
 
 
-@benchmark(
-    work="a", rows="10", engines="ours-sync,spark", batches=1, turns=1, keys=100, rate=100, seconds=0.5
-)
+@benchmark(work="a", rows="10", engines="ours-sync,spark", batches=1, turns=1, keys=99, rate=100, seconds=0.5)
 def latency(
     report: Report,
     work: Annotated[str, typer.Option(help="a aggregates, b first rows, d a counter.")] = "all",

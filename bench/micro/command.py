@@ -93,7 +93,7 @@ CASES: Mapping[str, Sequence[Case]] = {
     "other operators": state_path.CASES,
     # Against a get and a put a record, on hot state.
     "record grain": [
-        Case("ValueState chain", 1.3, _hot_state, lambda place, size: place.filled(CountPerKey(), size.state))
+        Case("ValueState chain", 1.3, _hot_state, lambda at, size: at.filled(CountPerKey(), size.state))
     ],
     "iterations": iteration.CASES,
     "calls": [_calls("record", CallARecord), _calls("bundle", CallAKey)],

@@ -37,9 +37,9 @@ from bench.micro.sides import ByHand, Case, Place, Size
 from bench.processor_time import Spent
 
 _WINDOW = 1_000_000
-_SCHEMA = pa.schema(
-    [("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us")), ("id", pa.int64())]
-)
+_TUMBLE = ops.tumble(_WINDOW)
+_NUMBER, _TIME = pa.int64(), pa.timestamp("us")
+_SCHEMA = pa.schema([("key", _NUMBER), ("value", _NUMBER), ("at", _TIME), ("id", _NUMBER)])
 _BATCH_ROWS = 100_000
 
 Batch = tuple[list[InputBatch], int]
@@ -215,9 +215,8 @@ def _spec(index: int, **settings: Any) -> InputSpec:
 
 
 def _batch(columns: list[np.ndarray], index: int = 0, kinds: np.ndarray | None = None) -> list[InputBatch]:
-    arrays = [
-        pa.array(column.astype(np.int64)).view(one.type) for column, one in zip(columns, _SCHEMA, strict=True)
-    ]
+    types = [field.type for field in _SCHEMA]
+    arrays = [pa.array(each.astype(np.int64)).view(one) for each, one in zip(columns, types, strict=True)]
     whole = pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
     return [
         InputBatch(
@@ -335,16 +334,9 @@ def _case(name: str, make: Callable[[], Operator], inputs: Sequence[InputSpec], 
 _TIMED, _TWO = [_spec(0, event_time="at")], [_spec(index, event_time="at") for index in range(2)]
 _CHANGES = [_spec(0, changes=RETRACT)]
 CASES: Final = [
-    _case("WindowJoin", lambda: ops.WindowJoin(window=ops.tumble(_WINDOW)), _TWO, _windows(2)),
-    _case(
-        "WindowRank",
-        lambda: ops.WindowRank(ops.desc("value"), 3, window=ops.tumble(_WINDOW)),
-        _TIMED,
-        _windows(1),
-    ),
-    _case(
-        "WindowDeduplicate", lambda: ops.WindowDeduplicate(window=ops.tumble(_WINDOW)), _TIMED, _windows(1)
-    ),
+    _case("WindowJoin", lambda: ops.WindowJoin(window=_TUMBLE), _TWO, _windows(2)),
+    _case("WindowRank", lambda: ops.WindowRank(ops.desc("value"), 3, window=_TUMBLE), _TIMED, _windows(1)),
+    _case("WindowDeduplicate", lambda: ops.WindowDeduplicate(window=_TUMBLE), _TIMED, _windows(1)),
     _case("TemporalSort", lambda: ops.TemporalSort(ops.asc("value")), _TIMED, _windows(1)),
     _case("TemporalJoin", ops.TemporalJoin, _TWO, _windows(2)),
     _case("ChangelogNormalize", ops.ChangelogNormalize, _CHANGES, _upserts),

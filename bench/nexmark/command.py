@@ -172,12 +172,10 @@ class NexmarkRunner:
         place, files = self._settings.folder / name, math.gcd(self._settings.cores, batch_events)
         return write_events(self._spark, place, events, batch_events, self._config, files)
 
-    def _stream(
-        self, query: str, async_enabled: bool, source: EventFiles, folder: Path, sink: Path | None
-    ) -> _Run:
-        """Every micro-batch and the final flush, into ``sink``; None drops them."""
+    def _stream(self, query: str, mode: bool, files: EventFiles, folder: Path, sink: Path | None) -> _Run:
+        """Every micro-batch and the final flush, async with ``mode``, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
-        own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
+        own = {"async-state.enabled": mode, "async-state.local-dir": str(folder / "local")}
         figures: list[Progress] = []
         clock = ManualClock(oracle.PROCESSING_START_US) if query == "q12" else None
 
@@ -188,7 +186,7 @@ class NexmarkRunner:
 
         name = f"nexmark-{query}"
         job = StreamingJob(self._spark, str(folder / "state"), own, name, _clock=clock, on_progress=keep)
-        self._declare(job, query, source).to(changelog_writer(sink), name="result")
+        self._declare(job, query, files).to(changelog_writer(sink), name="result")
         clocks = TreeClocks()
         stream = run_to_end(job, folder / "checkpoint")
         job.finish()
@@ -260,9 +258,7 @@ def nexmark(
     report: Report,
     queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
-    enabled: Annotated[
-        Enabled, typer.Option("--async-state.enabled", help="Sync, async or both.")
-    ] = Enabled.BOTH,
+    enabled: Annotated[Enabled, typer.Option("--async-state.enabled", help="Async, or not.")] = Enabled.BOTH,
     micro_batch_events: Annotated[int | None, typer.Option(min=1, help="Of a micro-batch; a tenth.")] = None,
     cores: Cores = 2,
     seed: Seed = 0,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 
@@ -43,7 +43,7 @@ class ComparisonResult:
         return [*self.problems, *self.examples]
 
 
-def compare(connection: duckdb.DuckDBPyConnection, expected_sql: str, actual: Path | str) -> ComparisonResult:
+def compare(connection: Connection, expected_sql: str, actual: Path | str) -> ComparisonResult:
     """Compare the changelog in the Parquet files under ``actual`` with the rows of ``expected_sql``.
 
     The changelog is netted: ``+I`` and ``+U`` count a row up, ``-U`` and ``-D`` count an equal row down.
@@ -92,16 +92,13 @@ def compare(connection: duckdb.DuckDBPyConnection, expected_sql: str, actual: Pa
 
 
 def _schema_problems(
-    connection: duckdb.DuckDBPyConnection, expected: dict[str, str], found: dict[str, str], has_kind: bool
+    connection: Connection, expected: dict[str, str], found: dict[str, str], has_kind: bool
 ) -> list[str]:
     if list(expected) != list(found):
         return [f"the columns are {', '.join(found)}, expected {', '.join(expected)}"]
     plain = {name: "TIMESTAMP" if kind == _INSTANT else kind for name, kind in found.items()}
-    problems = [
-        f"column '{name}' is of type {plain[name]}, expected {kind}"
-        for name, kind in expected.items()
-        if plain[name] != kind
-    ]
+    differ = [(name, kind) for name, kind in expected.items() if plain[name] != kind]
+    problems = [f"column '{name}' is of type {plain[name]}, expected {kind}" for name, kind in differ]
     if has_kind:
         texts = ", ".join(f"'{text}'" for text in ROW_KIND_TEXTS)
         strange = f"coalesce({ROW_KIND_COLUMN} NOT IN ({texts}), true)"
@@ -110,9 +107,7 @@ def _schema_problems(
     return problems
 
 
-def _collect_differences(
-    connection: duckdb.DuckDBPyConnection, columns: dict[str, str], has_kind: bool
-) -> None:
+def _collect_differences(connection: Connection, columns: dict[str, str], has_kind: bool) -> None:
     """Table ``differing_rows``: the columns, how often a row is ``expected`` and how often ``found``."""
     sign = "1"
     if has_kind:
@@ -136,9 +131,7 @@ def _collect_differences(
         _forgive_rounding(connection, columns, floats)
 
 
-def _forgive_rounding(
-    connection: duckdb.DuckDBPyConnection, columns: dict[str, str], floats: list[str]
-) -> None:
+def _forgive_rounding(connection: Connection, columns: dict[str, str], floats: list[str]) -> None:
     """Drop pairs, one missing and one unexpected, that differ in floats by rounding only.
 
     Rows that agree in the other columns are paired in the order of their floats.

@@ -109,9 +109,7 @@ def events(ids: DataFrame, config: GeneratorConfig | None = None) -> DataFrame:
         channel.alias("channel_number"),
     )
     kinds = (("person", PERSON, _person), ("auction", AUCTION, _auction), ("bid", BID, _bid))
-    structs = [
-        F.when(F.col("event_type") == number, made(config)).alias(name) for name, number, made in kinds
-    ]
+    structs = [F.when(F.col("event_type") == at, made(config)).alias(name) for name, at, made in kinds]
     return base.select("event_type", *structs, "dateTime")
 
 
@@ -349,8 +347,6 @@ def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
     Applied before ``foreachBatch``, because after it Spark no longer prunes columns in the file reader.
     """
     kinds = {kind: EVENT_KINDS.index(kind) for kind in spec.needs}
-    structs = {
-        kind: F.struct(*[f"{kind}.{field}" for field in fields]) for kind, fields in spec.needs.items()
-    }
+    structs = {kind: F.struct(*[f"{kind}.{name}" for name in names]) for kind, names in spec.needs.items()}
     named = [F.when(F.col("event_type") == kinds[kind], one).alias(kind) for kind, one in structs.items()]
     return events.where(F.col("event_type").isin(list(kinds.values()))).select("event_type", *named)

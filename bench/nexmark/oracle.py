@@ -69,9 +69,7 @@ def _counts(counted: str, name: str) -> str:
 
 SHARED = {
     "rank_counts": _counts("count(*)", "bids"),
-    "distinct_counts": ", ".join(
-        _counts(f"count(DISTINCT {one})", f"{one}s") for one in ("bidder", "auction")
-    ),
+    "distinct_counts": ", ".join(_counts(f"count(DISTINCT {of})", f"{of}s") for of in ("bidder", "auction")),
     "channel_id": "nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')",
     "winning_bids": "FROM auction AS A JOIN bid AS B "
     "ON A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires "

@@ -109,7 +109,6 @@ def paradigms(
     for paradigm in PARADIGMS:
         report.case(paradigm.title, measure, paradigm, state_keys, records, rounds, seed)
     if slow and (library := slowdisk.delaying(report)) is not None:
-        report.section(
-            f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device", slowdisk.COLUMNS
-        )
+        title = f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device"
+        report.section(title, slowdisk.COLUMNS)
         slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], plan, library)

@@ -13,17 +13,15 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from bench.peers.measure import Run, Timed
 from bench.peers.ours import SIDE, micro_batches
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
 from bench.peers.works import PEERS, Peer
 from bench.processor_time import spent_seconds, tree_times
-from bench.session import session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from bench.session import batch_seconds, changelog_writer, files_stream, session
 
 
 class Turns:
@@ -34,11 +32,11 @@ class Turns:
 
     def __init__(self, line: Connection | None) -> None:
         self._line = line
-        self.waited: dict[int, float] = {}
-        self.cpu: dict[int, dict[int, float] | None] = {}
+        self.waited: list[float] = []
+        self.cpu: list[dict[int, float] | None] = []
 
-    def wait(self, batch_id: int) -> None:
-        """Wait for this micro-batch's turn; without a line nobody else is waiting."""
+    def wait(self) -> None:
+        """Wait for the next micro-batch's turn; without a line nobody else is waiting."""
         started = time.perf_counter()
         if self._line is not None:
             self._line.send(None)
@@ -46,25 +44,19 @@ class Turns:
                 self._line.recv()
             except EOFError:
                 os._exit(1)  # the process that gives the turns has ended
-        self.cpu[batch_id] = tree_times(os.getpid())
-        self.waited[batch_id] = time.perf_counter() - started
+        self.cpu.append(tree_times(os.getpid()))
+        self.waited.append(time.perf_counter() - started)
 
 
 def carry_out(spark: SparkSession, peer: Peer, work: str, run: Run, turns: Turns) -> Timed:
     """A Run, on a session with ``spark_conf`` if the peer is Spark."""
     wait: Callable[..., object]
-    streams = {}
-    for table in run.input.tables:
-        path = str(run.input.folder / table)
-        reader = spark.readStream.schema(spark.read.parquet(path).schema)
-        streams[table] = reader.option("maxFilesPerTrigger", run.input.files).parquet(path)
+    given = run.input
+    streams = {table: files_stream(spark, given.folder / table, given.files) for table in given.tables}
 
     def sink(rows: DataFrame, batch_id: int) -> None:
         """Takes every row of a micro-batch; keeps them if they are to be checked."""
-        if batch_id >= run.first_kept:
-            rows.write.mode("overwrite").parquet(str(run.folder / "sink" / f"batch={batch_id:06d}"))
-        else:
-            rows.write.format("noop").mode("overwrite").save()
+        changelog_writer(run.folder / "sink" if batch_id >= run.first_kept else None)(rows, batch_id)
 
     if peer.ours:
         # A job of asyncstate has one stream: which table a row is of is in SIDE.
@@ -76,26 +68,19 @@ def carry_out(spark: SparkSession, peer: Peer, work: str, run: Run, turns: Turns
         writer, wait = rows.writeStream, job.await_termination
     else:
         plan, mode = PYTHON.get((work, peer.name)) or NATIVE[work]
-        process, writer, wait = (
-            sink,
-            plan(streams).writeStream.outputMode(mode),
-            lambda query: query.awaitTermination(),
-        )
+        process, wait = sink, lambda query: query.awaitTermination()
+        writer = plan(streams).writeStream.outputMode(mode)
 
     def on_batch(rows: DataFrame, batch_id: int) -> None:
-        turns.wait(batch_id)
+        turns.wait()
         process(rows, batch_id)
 
     writer = writer.foreachBatch(on_batch).option("checkpointLocation", str(run.folder / "query"))
     query = writer.trigger(availableNow=True).start()
     wait(query)
-    by_batch = {
-        update["batchId"]: update["durationMs"]["triggerExecution"] for update in query.recentProgress
-    }
-    seconds = [by_batch[batch_id] / 1e3 - turns.waited[batch_id] for batch_id in sorted(turns.waited)]
-    moments = itertools.pairwise(turns.cpu[batch_id] for batch_id in sorted(turns.cpu))
-    cpu = [spent for before, after in moments if (spent := spent_seconds(before, after)) is not None]
-    return Timed(seconds, cpu)
+    seconds = [took - waited for took, waited in zip(batch_seconds(query), turns.waited, strict=False)]
+    moments = itertools.starmap(spent_seconds, itertools.pairwise(turns.cpu))
+    return Timed(seconds, [spent for spent in moments if spent is not None])
 
 
 def serve(line: Connection, name: str, work: str, folder: Path, cores: int) -> None:

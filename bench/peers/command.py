@@ -24,43 +24,27 @@ from bench.session import local_conf
 
 _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
 _NEXMARK = "f"
+_WORK_HELP = (
+    "a aggregates, b first rows, c join, d counter, e windows, f Nexmark compared with Flink, g a user-defined function; "
+    "separated by commas, or 'all'."
+)
 
 
 @benchmark(rows=600, keys="500", batches=1, warm_up=0, repeat=1, events=5_000)
 def peers(
     report: Report,
-    work: Annotated[
-        str,
-        typer.Option(
-            help=(
-                "a aggregates, b first rows, c join, d counter, e windows, f Nexmark compared with Flink, g a "
-                "user-defined function; separated by commas, or 'all'."
-            )
-        ),
-    ] = ",".join(_SPARK_WORK),
+    work: Annotated[str, typer.Option(help=_WORK_HELP)] = ",".join(_SPARK_WORK),
     peers: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     keys: Annotated[str, typer.Option(help="Keys of work a; b has the first number.")] = "1000000,10000000",
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, help="Warm-up micro-batches, not measured.")] = 2,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Repetitions of everything, in reversed order each time.")
-    ] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions, in reversed order each time.")] = 1,
     cores: Cores = 2,
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
-    queries: Annotated[
-        str, typer.Option(help="Nexmark queries of work f, separated by commas, or 'all'.")
-    ] = "all",
-    checked_events: Annotated[
-        int | None,
-        typer.Option(min=1, help="Events for which Flink's result is compared (work f); by default all."),
-    ] = None,
-    flink_python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
-        ),
-    ] = None,
+    queries: Annotated[str, typer.Option(help="Nexmark queries of work f, or 'all'.")] = "all",
+    checked_events: Annotated[int | None, typer.Option(min=1, help="Of these, those compared.")] = None,
+    flink_python: Annotated[Path | None, typer.Option(help="Python with apache-flink 2.3 or later.")] = None,
     seed: Seed = 1,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, and with Flink."""
@@ -74,9 +58,8 @@ def peers(
     asked = tuple(chosen(queries, FLINK_QUERIES, "--queries"))
     report.facts |= facts(cores)
     plan = measure.Plan(report.folder, cores, repeat, 0.2 if report.tiny else 15.0, check)
-    flink = NexmarkPlan(
-        report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events
-    )
+    much = events, cores, repeat, seed, flink_python, asked, checked_events or events
+    flink = NexmarkPlan(report.folder, *much)
     what = f"{events:,} events" if works == [_NEXMARK] else f"{rows:,} rows a micro-batch"
     title = f"asyncstate and others: {what}, {cores} cores, medians of {batches * repeat}"
     report.section(title, COLUMNS)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -32,19 +32,17 @@ from bench.peers.results import Throughput
 from bench.peers.works import PEERS, Result, Scale, Work
 
 GO = "go"
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Input:
-    """A folder with a folder of files for each table.
-
-    ``files`` a micro-batch and table; ``rows`` of each micro-batch, all tables together.
-    """
+    """A folder with a folder of files for each table, ``files`` a micro-batch and table."""
 
     folder: Path
     tables: tuple[str, ...]
     files: int
-    rows: tuple[int, ...]
+    micro_batches: int
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,8 @@ class Running:
         except (EOFError, OSError):
             answer = "its process has ended"
         if isinstance(answer, str):
-            said = "\n".join(
-                log.read_text(errors="replace")[-LAST_WORDS:] for log in self._logs if log.exists()
-            )
-            raise CaseError(f"{answer}; the end of what it said:\n{said.strip()}")
+            last = [log.read_text(errors="replace")[-LAST_WORDS:] for log in self._logs if log.exists()]
+            raise CaseError("\n".join([f"{answer}; the end of what it said:", *last]).strip())
         self.timed = answer
 
 
@@ -123,13 +119,8 @@ def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> 
         raise
 
 
-class Stepping(Protocol):
-    def step(self) -> Any:
-        """One micro-batch."""
-
-
 def take_turns(
-    peers: Mapping[str, Stepping], alone: Mapping[str, int], together: int, tell: Callable[[str], None]
+    peers: Mapping[str, Any], alone: Mapping[str, int], together: int, tell: Tell
 ) -> dict[str, str]:
     """First each peer's ``alone`` micro-batches, then ``together`` ones in turns; what failed with what it said."""
     failed: dict[str, str] = {}
@@ -143,9 +134,6 @@ def take_turns(
             except CaseError as error:
                 failed[name] = str(error)
     return failed
-
-
-_SLOW_ROWS_MIN = 200
 
 
 @dataclass(frozen=True)
@@ -164,38 +152,30 @@ class Plan:
 
 
 def measure(
-    work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Callable[[str], None]
+    work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Tell
 ) -> list[Throughput]:
-    """The metrics of those of ``names`` that do this work; ``label`` is the work's name in the table."""
+    """The metrics of those of ``names`` that do this work; ``label`` is the work's name in the table. Of all
+    repetitions the seconds, concatenated; a wrong repetition takes precedence."""
     group = f"{label}: {work.title}"
 
     def blank(name: str) -> Throughput:
-        return Throughput(name=PEERS[name].title, group=group, work=label, peer=name, keys=scale.keys)
+        title, missing = PEERS[name].title, PEERS[name].missing
+        return Throughput(name=title, group=group, work=label, peer=name, keys=scale.keys, skipped=missing)
 
-    chosen = [name for name in work.peers if name in names]
-    found: dict[str, list[Throughput]] = {name: [] for name in chosen}
-    for name in chosen:
-        if PEERS[name].missing:
-            found[name] = [blank(name)]
-            found[name][0].skipped = PEERS[name].missing
-    able = [name for name, known in found.items() if not known]
+    found = {name: blank(name) for name in work.peers if name in names}
+    able = [name for name, result in found.items() if not result.skipped]
     for number in range(plan.repeat):
         folder = plan.folder / f"{work.name}-{scale.keys}-{number}"
         bench = _Bench(work, scale, blank, plan, folder, lambda text: tell(f"{label}: {text}"))
         # The order turns round each time: who follows whom should not matter, but might.
         for name, result in bench.run(able[:: -1 if number % 2 else 1]).items():
-            found[name].append(result)
+            if number and result.right and found[name].right:
+                result.seconds = found[name].seconds + result.seconds
+                result.cpu_seconds = found[name].cpu_seconds + result.cpu_seconds
+            if not number or found[name].right:
+                found[name] = result
         shutil.rmtree(folder, ignore_errors=True)
-    return [_merged(results) for results in found.values()]
-
-
-def _merged(results: Sequence[Throughput]) -> Throughput:
-    """The seconds of all repetitions, concatenated; a wrong repetition takes precedence."""
-    merged = next((result for result in results if not result.right), results[0])
-    if merged.right:
-        merged.seconds = [each for result in results for each in result.seconds]
-        merged.cpu_seconds = [each for result in results for each in result.cpu_seconds]
-    return merged
+    return list(found.values())
 
 
 @dataclass
@@ -229,8 +209,7 @@ class _Bench:
             inputs = dict.fromkeys(right, (whole, self.scale))
             for name in filter(lambda each: PEERS[each].slow, right):
                 rate = found[name].rows / found[name].seconds[-1]
-                rows = max(_SLOW_ROWS_MIN, int(rate * plan.slow_seconds) // 100 * 100)
-                rows = min(self.scale.rows, rows)
+                rows = min(self.scale.rows, max(200, int(rate * plan.slow_seconds) // 100 * 100))
                 keys = max(1, self.scale.keys * rows // self.scale.rows)
                 scale = replace(self.scale, rows=rows, keys=keys)
                 inputs[name] = write_input(work, scale, self.folder / f"for-{name}", plan.cores), scale
@@ -276,20 +255,16 @@ class _Bench:
 
 
 def write_input(work: Work, scale: Scale, folder: Path, files: int) -> Input:
-    counts: list[int] = []
-    names: tuple[str, ...] = ()
     for batch in range(scale.micro_batches(work)):
-        tables = work.tables(scale, batch)
-        names = tuple(tables)
-        counts.append(sum(table.num_rows for table in tables.values()))
-        for name, table in tables.items():
+        for name, table in work.tables(scale, batch).items():
             (folder / name).mkdir(parents=True, exist_ok=True)
             for number in range(files):
                 start, end = (table.num_rows * step // files for step in (number, number + 1))
                 path = folder / name / f"batch-{batch:06d}-{number:02d}.parquet"
                 pq.write_table(table.slice(start, end - start), path, compression="snappy")
                 stamp(path, batch * files + number)
-    return Input(folder, names, files, tuple(counts))
+    tables = tuple(sorted(each.name for each in folder.iterdir()))
+    return Input(folder, tables, files, scale.micro_batches(work))
 
 
 def check(given: Input, result: Result, sink: Path, first: int, cores: int) -> ComparisonResult:
@@ -316,7 +291,7 @@ def check(given: Input, result: Result, sink: Path, first: int, cores: int) -> C
                     ) = 1
                 ) TO '{_text(sink / "rows.parquet")}' (FORMAT parquet)"""
             )
-        return compare(connection, result.sql.format(first=first, last=len(given.rows) - 1), sink)
+        return compare(connection, result.sql.format(first=first, last=given.micro_batches - 1), sink)
 
 
 def _text(path: Path) -> str:

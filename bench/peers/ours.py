@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 import operators as ops
 from asyncstate.functions import AggregateFunction, BundledAggregateFunction
@@ -21,16 +22,12 @@ from asyncstate.operator import (
     RecordOperator,
     Row,
 )
+from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.state import ValueState, ValueStateDescriptor
 from bench.aggregates import SUMS, WeightedMean, WeightedMeans
 from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE, Peer
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from asyncstate.spark import MicroBatch, StreamingJob
-
-Plan = Callable[["MicroBatch", "DataFrame"], "DataFrame"]
+Plan = Callable[[MicroBatch, DataFrame], DataFrame]
 SIDE = "side"
 """Of the join's rows: which of the two tables, 0 or 1; in a stream that has the columns of both."""
 
@@ -108,9 +105,8 @@ def _windowed(window: Callable[[], Any]) -> Plan:
 
 def _three(batch: MicroBatch, rows: DataFrame) -> DataFrame:
     """The aggregates of ``a`` over the distinct rows, and how many keys have which count."""
-    distinct = batch.apply(
-        ops.Deduplicate(keep="first", time="processing"), rows, key=["key", "value"], uid="distinct"
-    )
+    first = ops.Deduplicate(keep="first", time="processing")
+    distinct = batch.apply(first, rows, key=["key", "value"], uid="distinct")
     counted = batch.apply(ops.GroupAggregate(_SUMS), distinct, key="key", uid="aggregate")
     return batch.apply(ops.GroupAggregate([ops.count().alias("keys")]), counted, key="n", uid="histogram")
 
@@ -154,16 +150,12 @@ def graph(
     spark: SparkSession, peer: Peer, work: str, folder: Path, rows: DataFrame, sink: Any
 ) -> StreamingJob:
     """The job of a peer of ours as a graph from ``rows`` to ``sink``."""
-    job, plan = _job(spark, peer, folder), cast("Callable[[Any, Any], Any]", OURS[work, peer.result])
+    plan: Any = OURS[work, peer.result]
+    job = _job(spark, peer, folder)
     plan(_Graph(), job.source("rows", rows)).to(sink)
     return job
 
 
 def _job(spark: SparkSession, peer: Peer, folder: Path) -> StreamingJob:
-    from asyncstate.spark import StreamingJob
-
-    options = {
-        "async-state.enabled": str(peer.async_enabled).lower(),
-        "async-state.local-dir": str(folder / "local"),
-    }
+    options = {"async-state.enabled": peer.async_enabled, "async-state.local-dir": str(folder / "local")}
     return StreamingJob(spark, str(folder / "state"), options, name="peers")

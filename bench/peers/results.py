@@ -29,11 +29,8 @@ COLUMNS = (
 
 
 class Throughput(Row, kw_only=True, omit_defaults=True):
-    """One peer on one piece of work.
-
-    ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns, and ``cpu_seconds`` those of
-    processors, of all processes of the peer (empty where they are not known).
-    """
+    """One peer on one piece of work: ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns, and
+    ``cpu_seconds`` those of processors, of all processes of the peer (empty where they are not known)."""
 
     work: str
     peer: str
@@ -56,13 +53,13 @@ class Throughput(Row, kw_only=True, omit_defaults=True):
         return statistics.median(self.rates)
 
 
+_PLAIN, _BUNDLE = ("ours-sync", "ours-async"), ("bundle-sync", "bundle-async")
+_OURS = {*_PLAIN, *_BUNDLE}
 WAYS: Mapping[str, Sequence[tuple[str, tuple[str, str]]]] = {
-    "d": (("record grain", ("ours-sync", "ours-async")), ("built in", ("bundle-sync", "bundle-async"))),
-    "g": (("row by row", ("ours-sync", "ours-async")), ("bundled, numpy", ("bundle-sync", "bundle-async"))),
+    "d": (("record grain", _PLAIN), ("built in", _BUNDLE)),
+    "g": (("row by row", _PLAIN), ("bundled, numpy", _BUNDLE)),
 }
 """For a piece of work that ours do in several ways: the ways, and who does them, sync and async."""
-_ONE_WAY = (("", ("ours-sync", "ours-async")),)
-_OURS = {"ours-sync", "ours-async", "bundle-sync", "bundle-async"}
 _FLINK = ("flink-sql", "flink-sql-async", "flink-sql-heap")
 _NO_AIM = ("pyflink", "floor", "flink-read", *_FLINK)
 
@@ -82,13 +79,10 @@ PYFLINK_AIM, FLINK_AIM, FLINK_GOOD = 15.0, 1.0, 1.5
 
 def compared(results: Sequence[Throughput]) -> list[Throughput]:
     """The results of one piece of work with their facts; those of each asyncstate variant, with the peers, in
-    sequence.
-
-    ``sync`` and ``async`` are the ratios of asyncstate's rows per second to a peer's.
-    """
+    sequence. ``sync`` and ``async`` are the ratios of asyncstate's rows per second to a peer's."""
     shown = []
     kind = results[0].work.partition(",")[0] if results else ""
-    for way, ours in WAYS.get(kind, _ONE_WAY):
+    for way, ours in WAYS.get(kind, [("", _PLAIN)]):
         here = [each for each in results if each.peer in ours or each.peer not in _OURS]
         aims = _aims(kind, way, [each for each in here if each.right and each.peer not in _OURS])
         mine = {each.peer: each for each in here if each.right and each.peer in ours}
@@ -98,8 +92,8 @@ def compared(results: Sequence[Throughput]) -> list[Throughput]:
             if each.right:
                 rates = each.rates
                 facts = {"rows": each.rows, "rate": each.rate, "slowest": min(rates), "quickest": max(rates)}
-            if each.right and each.cpu_seconds:
-                facts["cpu_us"] = statistics.median(each.cpu_seconds) / each.rows * 1e6
+                if each.cpu_seconds:
+                    facts["cpu_us"] = statistics.median(each.cpu_seconds) / each.rows * 1e6
             for mode, name in zip(("sync", "async"), ours, strict=True):
                 if each.right and each.peer not in _OURS and name in mine:
                     paired = len(mine[name].rates) == len(each.rates)  # else not in turns, so no pairs

@@ -6,17 +6,15 @@ Invariant: nothing of asyncstate is in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
 from bench.peers.works import BOUND, DELAY, HOP, TUMBLE
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-Streams = Mapping[str, "DataFrame"]
-Plan = Callable[[Streams], "DataFrame"]
+Streams = Mapping[str, DataFrame]
+Plan = Callable[[Streams], DataFrame]
 
 _STORE = "spark.sql.streaming.stateStore"
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state"
@@ -73,9 +71,8 @@ def _join(streams: Streams) -> DataFrame:
 def _windowed(*window: str) -> Plan:
     def plan(streams: Streams) -> DataFrame:
         rows = streams["rows"].withWatermark("time", DELAY)
-        counts = rows.groupBy(F.window("time", *window), "key").agg(
-            F.count("*").alias("n"), F.sum("value").alias("total")
-        )
+        aggregates = F.count("*").alias("n"), F.sum("value").alias("total")
+        counts = rows.groupBy(F.window("time", *window), "key").agg(*aggregates)
         return counts.selectExpr("key", "window.end AS window_end", "n", "total")
 
     return plan

@@ -6,7 +6,7 @@ Must not import asyncstate. Importing it needs what pyspark's stateful processor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 class _Sums(StatefulProcessor):
     """Some numbers a key in one ValueState; ``take`` adds rows to them and gives what to emit."""
 
-    columns: ClassVar[str]
+    columns = "n bigint"
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.state = handle.getValueState("sums", self.columns)
@@ -36,8 +36,6 @@ class _Sums(StatefulProcessor):
 class CountRows(_Sums):
     """Each row with how many of its key there have been."""
 
-    columns = "n bigint"
-
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
         for row in rows:
             sums[0] += 1
@@ -46,8 +44,6 @@ class CountRows(_Sums):
 
 class CountFrames(_Sums):
     """The same with pandas DataFrames."""
-
-    columns = "n bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
         import pandas as pd
@@ -71,10 +67,8 @@ class MeanOfRows(_Sums):
         yield Row(key=key, mean=sums[0] / sums[1])
 
 
-class MeanOfFrames(_Sums):
+class MeanOfFrames(MeanOfRows):
     """The same with pandas DataFrames."""
-
-    columns = "total bigint, weight bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
         import pandas as pd

@@ -54,12 +54,9 @@ class Scale:
 
 @dataclass(frozen=True)
 class Result:
-    """The expected result.
-
-    ``sql`` is the answer in DuckDB: the rows that the micro-batches from ``{first}`` to ``{last}`` emit, over the
-    tables with a column ``batch``. With ``upsert`` (key columns) a peer may emit any number of rows per key, of which
-    the last counts.
-    """
+    """The expected result: ``sql`` is the answer in DuckDB, the rows that the micro-batches from ``{first}`` to
+    ``{last}`` emit, over the tables with a column ``batch``. With ``upsert`` (key columns) a peer may emit any number of
+    rows per key, of which the last counts."""
 
     sql: str
     upsert: tuple[str, ...] = ()
@@ -77,9 +74,10 @@ class Work:
     def tables(self, scale: Scale, batch: int) -> Tables:
         random = np.random.default_rng((scale.seed, scale.rows, scale.keys, batch))
         fill = scale.fill(self)
-        if batch < fill:
-            return _filling(scale, batch, fill, random)
-        return self.make(scale, batch, random)
+        if batch >= fill:
+            return self.make(scale, batch, random)
+        start, end = scale.keys * batch // fill, scale.keys * (batch + 1) // fill
+        return {"rows": _table(random.permutation(np.arange(start, end, dtype=np.int64)), batch)}
 
 
 def _table(keys: npt.NDArray[np.int64], batch: int, times: npt.NDArray[np.int64] | None = None) -> pa.Table:
@@ -90,11 +88,6 @@ def _table(keys: npt.NDArray[np.int64], batch: int, times: npt.NDArray[np.int64]
     return pa.table(columns)
 
 
-def _filling(scale: Scale, batch: int, fill: int, random: np.random.Generator) -> Tables:
-    start, end = scale.keys * batch // fill, scale.keys * (batch + 1) // fill
-    return {"rows": _table(random.permutation(np.arange(start, end, dtype=np.int64)), batch)}
-
-
 def _uniform(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
     return {"rows": _table(random.integers(0, scale.keys, scale.rows), batch)}
 
@@ -103,9 +96,8 @@ def _half_new(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
     """Half of the rows have keys of the fill, half keys that only this micro-batch has."""
     new = scale.rows // 2
     first = scale.keys + batch * new
-    keys = np.concatenate(
-        [random.integers(0, scale.keys, scale.rows - new), random.integers(first, first + new, new)]
-    )
+    old = random.integers(0, scale.keys, scale.rows - new)
+    keys = np.concatenate([old, random.integers(first, first + new, new)])
     return {"rows": _table(random.permutation(keys), batch)}
 
 
@@ -145,31 +137,19 @@ def _latest(columns: str) -> Result:
     return Result(_LATEST.replace("{columns}", columns), upsert=("key",))
 
 
-_FIRST = Result(
-    f"""
-    SELECT key, min(value) AS value FROM rows GROUP BY key, batch
-    QUALIFY {_HERE} AND batch = min(batch) OVER (PARTITION BY key)"""
-)
-
+_FIRST = Result(f"""SELECT key, min(value) AS value FROM rows GROUP BY key, batch
+    QUALIFY {_HERE} AND batch = min(batch) OVER (PARTITION BY key)""")
 _FLOOR = Result(f"SELECT key, value FROM rows WHERE value % {FLOOR_SHARE} = 0 AND {_HERE}")
-
-_COUNTED = Result(
-    f"""
-    SELECT key, n FROM (
+_COUNTED = Result(f"""SELECT key, n FROM (
         SELECT key, batch, row_number() OVER (PARTITION BY key ORDER BY batch) AS n
         FROM rows WHERE batch <= {{last}}
-    ) WHERE {_HERE}"""
-)
-
+    ) WHERE {_HERE}""")
 _MEANS = _latest("CAST(sum(value * (value % 7 + 1)) AS DOUBLE) / sum(value % 7 + 1) AS mean")
 
-_JOINED = Result(
-    """
-    SELECT left_key AS key, left_id, right_id
+_JOINED = Result("""SELECT left_key AS key, left_id, right_id
     FROM "left" AS L JOIN "right" AS R
     ON left_key = right_key AND right_time BETWEEN left_time AND left_time + INTERVAL '10 seconds'
-    WHERE greatest(L.batch, R.batch) BETWEEN {first} AND {last}"""
-)
+    WHERE greatest(L.batch, R.batch) BETWEEN {first} AND {last}""")
 
 
 def _windows(size_us: int, slide_us: int) -> Result:
@@ -196,19 +176,16 @@ def _windows(size_us: int, slide_us: int) -> Result:
 _NATIVE = ("ours-sync", "ours-async", "spark-heap", "spark-changelog", "spark-snapshot")
 _PYTHON = ("tws-row", "tws-pandas", "apply-pandas")
 _WITH_FLOOR = (*_NATIVE[:2], "floor", *_NATIVE[2:])
-_OURS_TWICE = ("ours-sync", "ours-async", "bundle-sync", "bundle-async")
-
-_BUNDLED = (*_OURS_TWICE, "floor", *_PYTHON)
+_BUNDLED = ("ours-sync", "ours-async", "bundle-sync", "bundle-async", "floor", *_PYTHON)
 _COUNTS = {"": _COUNTED, "bundle": _latest("count(*) AS n"), "floor": _FLOOR}
 _TUMBLED, _HOPPED = _windows(10_000_000, 10_000_000), _windows(10_000_000, 2_000_000)
+_SUMMED = {"": _latest(_AGGREGATES), "floor": _FLOOR}
 _BY_FUNCTION = "weighted mean a key, by a function in Python"
 
 WORKS: Mapping[str, Work] = {
     work.name: work
     for work in (
-        Work(
-            "a", "count, sum, max a key", _uniform, {"": _latest(_AGGREGATES), "floor": _FLOOR}, _WITH_FLOOR
-        ),
+        Work("a", "count, sum, max a key", _uniform, _SUMMED, _WITH_FLOOR),
         Work("b", "first row a key", _half_new, {"": _FIRST, "floor": _FLOOR}, _WITH_FLOOR),
         Work("c", "join within 10 s", _two_sides, {"": _JOINED}, _NATIVE, fills=False),
         Work("d", "counter a key", _uniform, _COUNTS, _BUNDLED),

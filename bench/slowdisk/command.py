@@ -69,12 +69,14 @@ def _paradigm(paradigm: type[Paradigm]) -> Workload:
     )
 
 
+def _last() -> Operator:
+    return Deduplicate(keep="last", time="processing")
+
+
 WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for paradigm in PARADIGMS} | {
     "by-hand": Workload("rocksdict by hand", lambda _: count_and_sum("x"), by_hand=True),
     "aggregate": Workload("GroupAggregate", lambda _: count_and_sum("x"), bundles=True),
-    "deduplicate": Workload(
-        "Deduplicate", lambda _: Deduplicate(keep="last", time="processing"), bundles=True
-    ),
+    "deduplicate": Workload("Deduplicate", lambda _: _last(), bundles=True),
 }
 """By the name of the command line."""
 

@@ -9,23 +9,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import duckdb
 import typer
+from pyspark.sql import SparkSession
 
-from asyncstate.spark import StreamingJob
+from asyncstate.spark import Progress, StreamingJob
 from bench.frame import Column, Report, Row, WrongResult, medians, turns
 from bench.frame.report import Cores, benchmark, chosen, mib, ms, short, times
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
-from bench.session import batch_seconds, changelog_writer, session
+from bench.session import batch_seconds, changelog_writer, files_stream, run_to_end, session
 from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from asyncstate.spark import Progress
 
 _WARM_UP = 1
 """Micro-batches of changes that are not measured, and runs of the batch engine."""
@@ -50,16 +46,10 @@ _NOTE = (
 @benchmark(scale=0.001, batches=1, names="q1,q4,q22")
 def tpch(
     report: Report,
-    names: Annotated[
-        str, typer.Option("--queries", help="q1 to q22, separated by commas, or 'all'.")
-    ] = "all",
+    names: Annotated[str, typer.Option("--queries", help="q1 to q22, with commas, or 'all'.")] = "all",
     scale: Annotated[float, typer.Option(min=0.0001, help="Scale factor: 1 has 8.7 million rows.")] = 1.0,
-    batches: Annotated[
-        int, typer.Option(min=1, help="Measured micro-batches, after the first and a warm-up.")
-    ] = 3,
-    share: Annotated[
-        float, typer.Option(min=0.00001, max=0.2, help="Of the rows, what each micro-batch changes.")
-    ] = 0.01,
+    batches: Annotated[int, typer.Option(min=1, help="Measured micro-batches, after two others.")] = 3,
+    share: Annotated[float, typer.Option(min=1e-5, max=0.2, help="Of rows, what each changes.")] = 0.01,
     cores: Cores = 2,
     async_enabled: Annotated[
         bool, typer.Option("--async-state.enabled/--no-async-state.enabled", help="Async state, or sync.")
@@ -85,10 +75,10 @@ def tpch(
 
 
 def measure(
-    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, async_enabled: bool
+    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool
 ) -> Iterator[Row]:
     """The row of one query."""
-    facts = _kept(spark, folder, name, sql, files, async_enabled)
+    facts = _kept(spark, folder, name, sql, files, mode)
     for table in KEYS:
         spark.read.parquet(str(files.last / f"{table}.parquet")).createOrReplaceTempView(table)
     sides = {"again": lambda _: changelog_writer(None)(spark.sql(sql), 0)}
@@ -108,28 +98,24 @@ def measure(
 
 
 def _kept(
-    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, async_enabled: bool
+    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool
 ) -> dict[str, Any]:
-    """Run the statement as a streaming query over all micro-batches."""
-    own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
+    """Run the statement as a streaming query over all micro-batches, async with ``mode``."""
+    own = {"async-state.enabled": mode, "async-state.local-dir": str(folder / "local")}
     state: list[Progress] = []
     clocks, spent = [TreeClocks()], []
 
     def keep(progress: Progress) -> None:
-        spent.append(clocks.pop().spent())
+        spent.append(clocks[-1].spent())
         state.append(progress)
         clocks.append(TreeClocks())
 
     job = StreamingJob(spark, str(folder / "state"), own, f"tpch-{name}", on_progress=keep)
     for table, keys in KEYS.items():
-        path = files.changes / table
-        schema = spark.read.parquet(str(path)).schema
-        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(path))
+        stream = files_stream(spark, files.changes / table, 1)
         job.source(table, stream, changelog=True, primary_key=keys)
     job.sql(sql, name=name).to(changelog_writer(folder / "sink"), name="result")
-    query = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
-    job.await_termination(query)
-    by_batch = batch_seconds(query)
+    by_batch = batch_seconds(run_to_end(job, folder / "checkpoint"))
     measured = [Spent(one, used.cpu_seconds) for one, used in zip(by_batch, spent, strict=True)][
         1 + _WARM_UP :
     ]

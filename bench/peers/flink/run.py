@@ -76,22 +76,15 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
     """Tables and views over the CSV files in ``folder``, and the sink that drops what it gets."""
     columns = ", ".join(f"`{kind}_{name}` {kind_type}" for kind, name, kind_type in fields(spec))
     timed = spec.name in _EVENT_TIMED
-    watermark = (
-        ", rt AS CAST(event_time AS TIMESTAMP(3)), WATERMARK FOR rt AS rt - INTERVAL '4' SECOND"
-        if timed
-        else ""
-    )
+    rt = ", rt AS CAST(event_time AS TIMESTAMP(3)), WATERMARK FOR rt AS rt - INTERVAL '4' SECOND"
     csv = f"'connector' = 'filesystem', 'path' = '{folder}', 'format' = 'csv', 'csv.null-literal' = '{NULL_TEXT}'"
-    made = [
-        f"CREATE TABLE events (event_type INT, event_time TIMESTAMP(6), {columns}{watermark}) WITH ({csv})"
-    ]
+    declared = f"event_type INT, event_time TIMESTAMP(6), {columns}{rt if timed else ''}"
+    made = [f"CREATE TABLE events ({declared}) WITH ({csv})"]
     for number, kind in enumerate(EVENT_KINDS):
         names = [f"`{kind}_{name}` AS `{name}`" for name in spec.needs.get(kind, ())]
         if names:
-            more = [*names, "rt"] if timed else names
-            made.append(
-                f"CREATE VIEW {kind} AS SELECT {', '.join(more)} FROM events WHERE event_type = {number}"
-            )
+            chosen = ", ".join([*names, "rt"] if timed else names)
+            made.append(f"CREATE VIEW {kind} AS SELECT {chosen} FROM events WHERE event_type = {number}")
     if spec.name == "temporal_join":  # Flink's way from rows to versions: the last row of a key
         made.append(
             "CREATE VIEW auction_versions AS SELECT id, category, rt FROM ("
@@ -229,9 +222,8 @@ class Flink:
             register_events(connection, events)
             until = _until(connection, events, count)
             for kind in EVENT_KINDS:
-                connection.execute(
-                    f"CREATE TEMP TABLE first_{kind} AS SELECT * FROM {kind} WHERE dateTime < TIMESTAMP '{until}'"
-                )
+                first = f"SELECT * FROM {kind} WHERE dateTime < TIMESTAMP '{until}'"
+                connection.execute(f"CREATE TEMP TABLE first_{kind} AS {first}")
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * FROM first_{kind}")
             columns = {name: _DUCKDB_TYPES[kind] for name, kind in spec.columns.items()}
             found = changes_as_parquet(connection, rows, columns, LAST_COUNTS.get(spec.name))
@@ -315,9 +307,8 @@ class Flink:
         command = [str(self._python), str(_CHILD), json.dumps(task)]
         # Of this process's environment nothing may reach the other Python.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        done = subprocess.run(
-            command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False
-        )
+        how: Any = {"cwd": self._folder, "env": environment}
+        done = subprocess.run(command, **how, capture_output=True, text=True, check=False)
         for line in done.stdout.splitlines():
             if line.startswith(_PREFIX):
                 return [Spent(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
