@@ -25,9 +25,10 @@ from bench.session import local_conf
 _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
 _NEXMARK = "f"
 _WORK_HELP = (
-    "a aggregates, b first rows, c join, d counter, e windows, f Nexmark compared with Flink, g a user-defined function; "
-    "separated by commas, or 'all'."
+    "a aggregates, b first rows, c join, d counter, e windows, f Nexmark compared with Flink, g a user-defined "
+    "function; separated by commas, or 'all'."
 )
+_FLINK_HELP = "Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
 
 
 @benchmark(rows=600, keys="500", batches=1, warm_up=0, repeat=1, events=5_000)
@@ -44,7 +45,7 @@ def peers(
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
     queries: Annotated[str, typer.Option(help="Nexmark queries of work f, or 'all'.")] = "all",
     checked_events: Annotated[int | None, typer.Option(min=1, help="Of these, those compared.")] = None,
-    flink_python: Annotated[Path | None, typer.Option(help="Python with apache-flink 2.3 or later.")] = None,
+    flink_python: Annotated[Path | None, typer.Option(help=_FLINK_HELP)] = None,
     seed: Seed = 1,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, and with Flink."""

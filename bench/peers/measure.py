@@ -169,10 +169,11 @@ def measure(
         bench = _Bench(work, scale, blank, plan, folder, lambda text: tell(f"{label}: {text}"))
         # The order turns round each time: who follows whom should not matter, but might.
         for name, result in bench.run(able[:: -1 if number % 2 else 1]).items():
-            if number and result.right and found[name].right:
-                result.seconds = found[name].seconds + result.seconds
-                result.cpu_seconds = found[name].cpu_seconds + result.cpu_seconds
-            if not number or found[name].right:
+            before = found[name]
+            if before.right and result.right:
+                before.seconds += result.seconds
+                before.cpu_seconds += result.cpu_seconds
+            elif before.right or not number:
                 found[name] = result
         shutil.rmtree(folder, ignore_errors=True)
     return list(found.values())

@@ -29,8 +29,8 @@ COLUMNS = (
 
 
 class Throughput(Row, kw_only=True, omit_defaults=True):
-    """One peer on one piece of work: ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns, and
-    ``cpu_seconds`` those of processors, of all processes of the peer (empty where they are not known)."""
+    """One peer on one piece of work: ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns,
+    and ``cpu_seconds`` those of processors, of all processes of the peer (empty where they are not known)."""
 
     work: str
     peer: str

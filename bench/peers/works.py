@@ -55,8 +55,8 @@ class Scale:
 @dataclass(frozen=True)
 class Result:
     """The expected result: ``sql`` is the answer in DuckDB, the rows that the micro-batches from ``{first}`` to
-    ``{last}`` emit, over the tables with a column ``batch``. With ``upsert`` (key columns) a peer may emit any number of
-    rows per key, of which the last counts."""
+    ``{last}`` emit, over the tables with a column ``batch``. With ``upsert`` (key columns) a peer may emit any number
+    of rows per key, of which the last counts."""
 
     sql: str
     upsert: tuple[str, ...] = ()

@@ -6,8 +6,7 @@ Must import nothing of this project: it is not installed there.
 TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "insert": statement}`` for SQL, or
 ``{"counter": folder, "columns": names, "rows": folder or null}``, or the same with ``mean``. A run with ``rows`` writes
 them there as lines of JSON, with their ``row_kind``; without it they are dropped. ``processor_time`` is the path of
-that module.
-Prints one line of JSON: the wall and processor seconds of each run (null where the system does not report them).
+that module. Prints one line of JSON: the wall and processor seconds of each run (null: not reported by the system).
 """
 
 from __future__ import annotations
@@ -56,8 +55,10 @@ def _queried(tables: Any, run: dict[str, Any], columns: str, query: str) -> floa
         tables.execute_sql(f"INSERT INTO dropped {query}").wait()
     else:
         os.makedirs(run["rows"])
-        path = os.path.join(run["rows"], "part-0")
-        with tables.execute_sql(query).collect() as rows, open(path, "w", encoding="utf-8") as out:
+        with (
+            tables.execute_sql(query).collect() as rows,
+            open(f"{run['rows']}/part-0", "w", encoding="utf-8") as out,
+        ):
             for row in rows:
                 named = {"row_kind": str(row.get_row_kind()), **dict(zip(run["columns"], row, strict=True))}
                 out.write(json.dumps(named, default=str) + "\n")
@@ -131,8 +132,7 @@ def main() -> None:
     for run in task["runs"]:
         before = cpu(os.getpid())
         carry_out = next((work for kind, work in kinds.items() if kind in run), _run_sql)
-        by_the_clock = carry_out(task["conf"], run)
-        after = cpu(os.getpid())
+        by_the_clock, after = carry_out(task["conf"], run), cpu(os.getpid())
         seconds.append((by_the_clock, None if before is None or after is None else after - before))
     print(_PREFIX + json.dumps(seconds))
 

@@ -35,9 +35,7 @@ NULL_TEXT = "~"
 _TYPES = {"bigint": "BIGINT", "string": "STRING", "timestamp": "TIMESTAMP(6)", "int": "INT"}
 _KINDS = {"INSERT": "+I", "UPDATE_BEFORE": "-U", "UPDATE_AFTER": "+U", "DELETE": "-D"}
 _TIMES = ("dateTime", "expires")
-_TEXTS = {
-    "name", "city", "state", "itemName", "description", "channel", "url", "extra", "emailAddress", "creditCard",
-}  # fmt: skip
+_TEXTS = ["name", "city", "state", "itemName", "description", "channel", "url", "extra", "emailAddress", "creditCard"]
 
 _SHARED = {
     "auction": ", ".join(f"A.{name}" for name in QUERIES["q9"].needs["auction"]),
@@ -58,18 +56,13 @@ FLINK_QUERIES: Mapping[str, str] = {
 LAST_COUNTS: Mapping[str, str] = {"q9": "id"}
 """Queries of which Flink may leave the rows before an update out, as its asynchronous top 1 does, and their keys."""
 
-_EVENT_TIMED = frozenset(
-    ("q5", "q7", "q8", "q11", "q18", "window_join", "window_rank", "temporal_join", "over_range", "match")
-)
+_EVENT_TIMED = ["q5", "q7", "q8", "q11", "q18", "window_join", "window_rank", "temporal_join", "over_range", "match"]
 
 
 def fields(spec: QuerySpec) -> list[tuple[str, str, str]]:
     """Kind, field and Flink type of each column after ``event_type`` and ``dateTime``."""
-    return [(kind, name, _type(name)) for kind, names in spec.needs.items() for name in names]
-
-
-def _type(name: str) -> str:
-    return _TYPES["timestamp" if name in _TIMES else "string" if name in _TEXTS else "bigint"]
+    types = dict.fromkeys(_TIMES, "TIMESTAMP(6)") | dict.fromkeys(_TEXTS, "STRING")
+    return [(kind, name, types.get(name, "BIGINT")) for kind, names in spec.needs.items() for name in names]
 
 
 def statements(spec: QuerySpec, folder: str) -> list[str]:
@@ -86,10 +79,9 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
             chosen = ", ".join([*names, "rt"] if timed else names)
             made.append(f"CREATE VIEW {kind} AS SELECT {chosen} FROM events WHERE event_type = {number}")
     if spec.name == "temporal_join":  # Flink's way from rows to versions: the last row of a key
-        made.append(
-            "CREATE VIEW auction_versions AS SELECT id, category, rt FROM ("
-            "SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY rt DESC) AS place FROM auction) WHERE place = 1"
-        )
+        last = "SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY rt DESC) AS place FROM auction"
+        versions = f"SELECT id, category, rt FROM ({last}) WHERE place = 1"
+        made.append(f"CREATE VIEW auction_versions AS {versions}")
     sink = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in spec.columns.items())
     return [*made, f"CREATE TABLE dropped ({sink}) WITH ('connector' = 'blackhole')"]
 
@@ -114,16 +106,12 @@ def keeping(spec: QuerySpec, folder: str) -> tuple[list[str], str]:
     Lines of JSON, the row kind in ``row_kind``; timestamps are text. Needs Flink 2.3.
     """
     columns = {name: "STRING" if kind == "timestamp" else _TYPES[kind] for name, kind in spec.columns.items()}
-    chosen = ", ".join(
-        f"CAST(`{name}` AS STRING) AS `{name}`" if spec.columns[name] == "timestamp" else f"`{name}`"
-        for name in columns
-    )
+    times = [name for name, kind in spec.columns.items() if kind == "timestamp"]
+    chosen = ", ".join(f"CAST(`{name}` AS STRING) AS `{name}`" if name in times else f"`{name}`" for name in columns)
     declared = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-    made = [
-        f"CREATE VIEW changes AS SELECT {chosen} FROM ({FLINK_QUERIES[spec.name]})",
-        f"CREATE TABLE kept (row_kind STRING, {declared}) WITH "
-        f"('connector' = 'filesystem', 'path' = '{folder}', 'format' = 'json')",
-    ]
+    place = f"'connector' = 'filesystem', 'path' = '{folder}', 'format' = 'json'"
+    made = [f"CREATE VIEW changes AS SELECT {chosen} FROM ({FLINK_QUERIES[spec.name]})"]
+    made.append(f"CREATE TABLE kept (row_kind STRING, {declared}) WITH ({place})")
     kinds = ", ".join(f"'{name}', '{kind}'" for name, kind in _KINDS.items())
     changes = f"TO_CHANGELOG(input => TABLE changes, op => DESCRIPTOR(row_kind), op_mapping => MAP[{kinds}])"
     names = ", ".join(f"`{name}`" for name in ("row_kind", *columns))
@@ -135,19 +123,14 @@ _CHILD = Path(__file__).with_name("child.py")
 _PROCESSOR_TIME = Path(__file__).parents[2] / "processor_time.py"
 _PREFIX = "FLINK-SECONDS "
 _PROBE = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('pyflink') else 1)"
-_VALUE = "(key * 31 % 1000003)"
+_COUNTED = "SELECT key, row_number() OVER (PARTITION BY key) AS n FROM {rows}"
+_VALUES = "SELECT key, key * 31 % 1000003 AS value, value % 7 + 1 AS weight FROM {rows}"
+_MEANS = (
+    f"SELECT key, CAST(sum(value * weight) AS DOUBLE) / sum(weight) AS mean FROM ({_VALUES}) GROUP BY key"
+)
 _KEYED: Mapping[str, tuple[dict[str, str], str, str | None]] = {
-    "counter": (
-        {"key": "BIGINT", "n": "BIGINT"},
-        "SELECT key, row_number() OVER (PARTITION BY key) AS n FROM {rows}",
-        None,
-    ),
-    "mean": (
-        {"key": "BIGINT", "mean": "DOUBLE"},
-        f"SELECT key, CAST(sum({_VALUE} * ({_VALUE} % 7 + 1)) AS DOUBLE) / sum({_VALUE} % 7 + 1) AS mean "
-        "FROM {rows} GROUP BY key",
-        "key",
-    ),
+    "counter": ({"key": "BIGINT", "n": "BIGINT"}, _COUNTED, None),
+    "mean": ({"key": "BIGINT", "mean": "DOUBLE"}, _MEANS, "key"),
 }
 """Of a job in PyFlink its columns, the answer in DuckDB, and the key of which only the last row counts."""
 _DUCKDB_TYPES = {"bigint": "BIGINT", "string": "VARCHAR", "timestamp": "TIMESTAMP"}
@@ -180,9 +163,7 @@ class Flink:
     """Runs jobs in a child process of Flink's Python; everything it writes is below ``folder``."""
 
     def __init__(self, python: Path, folder: Path, cores: int) -> None:
-        self._python = python
-        self._folder = folder
-        self._cores = cores
+        self._python, self._folder, self._cores = python, folder, cores
 
     def conf(self, backend: str = "rocksdb") -> dict[str, str]:
         """Settings as in the benchmark's own configuration, with state in ``backend``: rocksdb, hashmap (the heap), or
@@ -190,7 +171,6 @@ class Flink:
 
         What lies in the heap is copied whole at each checkpoint, so these are further apart.
         """
-        asynchronous = backend == "forst"
         settings = {
             "parallelism.default": str(self._cores),
             "execution.runtime-mode": "STREAMING",
@@ -204,7 +184,7 @@ class Flink:
             "python.client.executable": str(self._python),
             "python.execution-mode": "process",
         }
-        if asynchronous:
+        if backend == "forst":
             return settings | {"table.exec.async-state.enabled": "true"}
         return settings | {
             "table.exec.mini-batch.enabled": "true",
@@ -272,10 +252,8 @@ class Flink:
         folder.mkdir(parents=True)
         kinds = ", ".join(str(EVENT_KINDS.index(kind)) for kind in spec.needs)
         columns = [
-            _time_text(f"{kind}.{name}", f"{kind}_{name}")
-            if flink.startswith("TIMESTAMP")
-            else f"{kind}.{name}"
-            for kind, name, flink in fields(spec)
+            _time_text(f"{kind}.{name}", f"{kind}_{name}") if name in _TIMES else f"{kind}.{name}"
+            for kind, name, _ in fields(spec)
         ]
         spread = "hash(bid.bidder)" if spec.name == "q18" else "epoch_us(dateTime) // 100"
         with duckdb.connect(config={"threads": self._cores}) as connection:
@@ -307,11 +285,10 @@ class Flink:
         command = [str(self._python), str(_CHILD), json.dumps(task)]
         # Of this process's environment nothing may reach the other Python.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        how: Any = {"cwd": self._folder, "env": environment}
-        done = subprocess.run(command, **how, capture_output=True, text=True, check=False)
-        for line in done.stdout.splitlines():
-            if line.startswith(_PREFIX):
-                return [Spent(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
+        how: Any = {"cwd": self._folder, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(command, check=False, **how)
+        if line := next((each for each in done.stdout.splitlines() if each.startswith(_PREFIX)), None):
+            return [Spent(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
         said = (done.stdout + done.stderr)[-3_000:]
         raise CaseError(f"Flink failed with exit code {done.returncode}; the end of its output:\n{said}")
 
@@ -341,25 +318,16 @@ def changes_as_parquet(
     folder = rows.with_name(f"{rows.name}-parquet")
     folder.mkdir()
     options = "columns = {'line': 'VARCHAR'}, header = false, delim = '\x01', quote = '', escape = ''"
-    read = f"""
-        SELECT line, row_number() OVER (
-            ORDER BY CAST(regexp_extract(filename, '-(\\d+)$', 1) AS BIGINT), number
-        ) AS number
-        FROM (
-            SELECT line, filename, row_number() OVER () AS number
-            FROM read_csv('{rows}/part-*', filename = true, {options})
-        )"""
-    values = ", ".join(
-        f'CAST(json_extract_string(line, \'$."{name}"\') AS {kind}) AS "{name}"'
-        for name, kind in columns.items()
-    )
-    row_kind = "json_extract_string(line, '$.row_kind')"
-    if key is None:
-        chosen = f"SELECT {values}, {row_kind} AS row_kind FROM ({read})"
-    else:
+    lines = f"FROM read_csv('{rows}/part-*', filename = true, {options})"
+    file = "CAST(regexp_extract(filename, '-(\\d+)$', 1) AS BIGINT)"
+    field = "json_extract_string(line, '$.\"{}\"')".format
+    values = ", ".join(f'CAST({field(name)} AS {kind}) AS "{name}"' for name, kind in columns.items())
+    chosen = f"SELECT {values}, {field('row_kind')} AS row_kind {lines}"
+    if key is not None:
         chosen = f"""
-            SELECT * EXCLUDE (number) FROM (
-                SELECT {values}, number FROM ({read}) WHERE {row_kind} LIKE '+%'
-            ) QUALIFY number = max(number) OVER (PARTITION BY {key})"""
+            SELECT * EXCLUDE (file, number) FROM (
+                SELECT {values}, {file} AS file, number
+                FROM (SELECT *, row_number() OVER () AS number {lines}) WHERE {field("row_kind")} LIKE '+%'
+            ) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY file DESC, number DESC) = 1"""
     connection.execute(f"COPY ({chosen}) TO '{folder}/rows.parquet' (FORMAT parquet)")
     return folder
