@@ -6,7 +6,6 @@ turns, each with a job of its own over the same rows.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,22 +14,13 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from asyncstate import MapView
-from asyncstate.functions import (
-    AggregateFunction,
-    BundledAggregateFunction,
-    KeySegmentApplied,
-    KeySegments,
-    MutableRow,
-    SegmentsApplied,
-    map_view,
-)
-from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator
+from asyncstate import MapView, RecordContext, RecordOperator, ValueStateDescriptor
+from asyncstate import functions as given
+from asyncstate.operator import InputSpec, Operator
 from asyncstate.operator import Row as InputRow
-from asyncstate.state import ValueStateDescriptor
 from bench.frame import Report, Row, turns
 from bench.frame.report import Rounds, Seed, benchmark, costs, sides
-from bench.job import MODES, Job, config_of
+from bench.job import MODES, Job, config_of, sliced
 from bench.processor_time import Spent
 from operators import GroupAggregate, avg, count, udaf
 
@@ -38,7 +28,7 @@ INPUT = InputSpec(pa.schema([("key", pa.int64()), ("value", pa.int64()), ("weigh
 SUMS = pa.schema([("total", pa.int64()), ("count", pa.int64())])
 
 
-class WeightedMean(AggregateFunction):
+class WeightedMean(given.AggregateFunction):
     """The document's example: a value, a weight, and a list for an accumulator."""
 
     def create_accumulator(self) -> Any:
@@ -56,35 +46,35 @@ class WeightedMeanByName(WeightedMean):
     """The same with a row that has names."""
 
     def create_accumulator(self) -> Any:
-        return MutableRow(total=0, count=0)
+        return given.MutableRow(total=0, count=0)
 
     def accumulate(self, accumulator: Any, value: Any, weight: Any) -> None:
         accumulator["total"] += value * weight
         accumulator["count"] += weight
 
 
-class SegmentMean(BundledAggregateFunction):
-    def bundled_accumulate_retract(self, segments: KeySegments) -> Sequence[KeySegmentApplied]:
+class SegmentMean(given.BundledAggregateFunction):
+    def bundled_accumulate_retract(self, segments: given.KeySegments) -> Sequence[given.KeySegmentApplied]:
         applied = []
         for segment in segments:
             total, number = segment.accumulators[0] if segment.accumulators else (0, 0)
             before = total / number if number else None
             total, number = total + sum(row[0] for row in segment.rows), number + len(segment.rows)
-            applied.append(KeySegmentApplied([total, number], before, total / number))
+            applied.append(given.KeySegmentApplied([total, number], before, total / number))
         return applied
 
 
-class WeightedMeans(BundledAggregateFunction):
+class WeightedMeans(given.BundledAggregateFunction):
     """The weighted mean of all keys of a bundle at once, with numpy."""
 
-    def bundled_accumulate_retract(self, segments: KeySegments) -> SegmentsApplied:
+    def bundled_accumulate_retract(self, segments: given.KeySegments) -> given.SegmentsApplied:
         before = [field.fill_null(0).to_numpy() for field in segments.accumulators.flatten()]
         values, weights = (column.to_numpy() for column in segments.columns)
         starts = segments.starts[:-1]
         total = before[0] + np.add.reduceat(values * weights, starts)
         weight = before[1] + np.add.reduceat(weights, starts)
         sums = pa.StructArray.from_arrays([pa.array(total), pa.array(weight)], fields=list(SUMS))
-        return SegmentsApplied(sums, _means(*before), _means(total, weight))
+        return given.SegmentsApplied(sums, _means(*before), _means(total, weight))
 
 
 def _means(total: Any, weight: Any) -> pa.Array:
@@ -110,7 +100,7 @@ class ChainedMean(RecordOperator):
         return self.sums.async_value().then_compose(add)
 
 
-class CountDistinct(AggregateFunction):
+class CountDistinct(given.AggregateFunction):
     """The document's count of distinct values in a view."""
 
     def create_accumulator(self) -> Any:
@@ -126,23 +116,24 @@ class CountDistinct(AggregateFunction):
         return accumulator[0]
 
 
-def _types(function: Any, result: pa.DataType, accumulator: pa.Schema) -> Any:
-    return udaf(function, result_type=result, accumulator_type=accumulator)
+def _mean(function: Any, *columns: str) -> Callable[[], Operator]:
+    mean = udaf(function, result_type=pa.float64(), accumulator_type=SUMS)
+    return lambda: GroupAggregate([mean(*columns)])
 
 
-_DOUBLE = pa.float64()
-_SEEN = pa.schema([pa.field("n", pa.int64()), map_view("seen", pa.int64(), pa.int64())])
+_SEEN = pa.schema([pa.field("n", pa.int64()), given.map_view("seen", pa.int64(), pa.int64())])
+_DISTINCT = udaf(CountDistinct, result_type=pa.int64(), accumulator_type=_SEEN)
 WAYS: dict[str, Callable[[], Operator]] = {
     "avg, built in": lambda: GroupAggregate([avg("value").alias("mean")]),
-    "numpy, bundled": lambda: GroupAggregate([_types(WeightedMeans, _DOUBLE, SUMS)("value", "weight")]),
-    "segments, bundled": lambda: GroupAggregate([_types(SegmentMean, _DOUBLE, SUMS)("value")]),
-    "udaf, list": lambda: GroupAggregate([_types(WeightedMean, _DOUBLE, SUMS)("value", "weight")]),
-    "udaf, row": lambda: GroupAggregate([_types(WeightedMeanByName, _DOUBLE, SUMS)("value", "weight")]),
+    "numpy, bundled": _mean(WeightedMeans, "value", "weight"),
+    "segments, bundled": _mean(SegmentMean, "value"),
+    "udaf, list": _mean(WeightedMean, "value", "weight"),
+    "udaf, row": _mean(WeightedMeanByName, "value", "weight"),
     "chain of futures": ChainedMean,
 }
 """Ways of writing a mean."""
 DISTINCT: dict[str, Callable[[], Operator]] = {
-    "MapView": lambda: GroupAggregate([_types(CountDistinct, pa.int64(), _SEEN)("value")]),
+    "MapView": lambda: GroupAggregate([_DISTINCT("value")]),
     "distinct()": lambda: GroupAggregate([count("value").distinct().alias("n")]),
 }
 """Ways of counting distinct values."""
@@ -153,8 +144,7 @@ def _job(folder: Path, make: Callable[[], Operator], mode: str) -> Job:
 
 
 def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
-    columns = [pa.array(keys), pa.array(values), pa.array(values % 7 + 1)]
-    return [pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)]
+    return sliced(INPUT.schema, keys, values, values % 7 + 1, rows=len(keys))
 
 
 def means(folder: Path, mode: str, keys: int, rows_a_key: int, rounds: int, seed: int) -> list[Row]:
@@ -176,11 +166,9 @@ def new_values(place: Path, mode: str, name: str, sizes: Sequence[int], added: i
     def side(size: int) -> Callable[[Any], Spent]:
         job = _job(place / f"{name}-{size}", DISTINCT[name], mode)
         job.run(_batch(np.zeros(size, np.int64), random.permutation(size)))
-        starts = itertools.count(size, added)
 
         def add(_: Any) -> Spent:
-            start = next(starts)
-            values = random.permutation(np.arange(start, start + added))
+            values = size + (job.batch_id - 1) * added + random.permutation(added)
             return job.timed(_batch(np.zeros(added, np.int64), values))
 
         return add

@@ -74,10 +74,8 @@ def compare(
         if before is not None and after is not None:
             old, new = (read_figures(path, same_machine) for path in (before, after))
             if not set(old) & set(new):
-                raise CaseError(
-                    f"{before} and {after} have no metric in common; give two files of the same benchmark (of "
-                    "Nexmark, which has rates only, with --same-machine)"
-                )
+                hint = "give two files of the same benchmark (of Nexmark, which has rates only, with --same-machine)"
+                raise CaseError(f"{before} and {after} have no metric in common; {hint}")
             _held_against(report, f"{after} against {before}", old, new, threshold)
         else:
             _against_baseline(report, results, threshold, update)
@@ -139,33 +137,34 @@ def read_baseline(benchmark: str) -> Baseline:
     except FileNotFoundError:
         raise CaseError(f"{path}: there is no baseline of {benchmark}; --update writes it") from None
     except msgspec.MsgspecError as error:
-        raise CaseError(f"{path}: {error}; restore it, or write it with --update") from None
+        hint = "restore it from version control, or write it with --update"
+        raise CaseError(f"{path}: {error}; {hint}") from None
 
 
 def write_baseline(benchmark: str, figures: Figures) -> Path:
     """Keep metrics of this commit and machine, and none of before; a line a figure, so that a difference of versions
     shows what has changed. Four digits: more were never measured. The path of the file."""
 
-    def line(indent: str, name: str, value: object) -> str:
-        return f"{indent}{msgspec.json.encode(name).decode()}: {msgspec.json.encode(value).decode()}"
+    def lines(indent: str, named: Mapping[str, object]) -> str:
+        encode = msgspec.json.encode
+        pairs = ((encode(name).decode(), encode(value).decode()) for name, value in named.items())
+        return ",\n".join(f"{indent}{name}: {value}" for name, value in pairs)
 
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        commit = git.stdout.strip()
+        commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         commit = "unknown"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    head = {"commit": commit, "date": today, "machine": machine}
-    kept = []
+    kept = {}
     for name, figure in figures.items():
         value, low, high = (float(f"{each:.4g}") for each in (figure.value, figure.low, figure.high))
-        kept.append(line("  ", name, Figure(value, low, high, figure.rate)))
+        kept[name] = Figure(value, low, high, figure.rate)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{benchmark}.json"
-    lines = [f"{line(' ', name, value)}," for name, value in head.items()]
-    path.write_text("\n".join(["{", *lines, ' "figures": {', ",\n".join(kept), " }", "}", ""]))
+    head = lines(" ", {"commit": commit, "date": today, "machine": machine})
+    path.write_text(f'{{\n{head},\n "figures": {{\n{lines("  ", kept)}\n }}\n}}\n')
     return path
 
 

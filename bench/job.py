@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,20 +20,13 @@ import pyarrow as pa
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.driver.operator_manifests import Fingerprint, operator_after
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
-from asyncstate.runtime import (
-    CommitRecord,
-    InputBatch,
-    TaskSpec,
-    WorkerMemory,
-    ordered_by,
-    run_partitions,
-    worker_memory,
-)
+from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, WorkerMemory, run_partitions, worker_memory
+from asyncstate.runtime.declarations.checks import ordered_by
 from asyncstate.runtime.partition.worker_memory import partition_key
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage import KeyedStore, OperatorManifest, StorePool
 from bench.processor_time import Spent
-from operators import GroupAggregate, count, sum_
+from operators import Deduplicate, GroupAggregate, count, sum_
 
 JOB, UID = "bench", "op"
 MODES = ("sync", "async")
@@ -40,12 +34,18 @@ INPUT = InputSpec(pa.schema([("key", pa.int64()), ("value", pa.int64())]), ("key
 _BASE = "base.json"
 
 
+def sliced(schema: pa.Schema, *columns: Any, rows: int = 100_000) -> list[pa.RecordBatch]:
+    """The rows of these columns, ``rows`` in an Arrow batch."""
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return [whole.slice(start, rows) for start in range(0, len(whole), rows)]
+
+
 def batches(keys: np.ndarray, rows: int = 100_000) -> list[pa.RecordBatch]:
     """A row a key, ``rows`` in an Arrow batch."""
     # Other values each time: an operator that finds nothing changed writes nothing.
     value = np.random.default_rng(int(keys[0])).integers(0, 1_000_000, len(keys))
-    whole = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(value)], schema=INPUT.schema)
-    return [whole.slice(start, rows) for start in range(0, len(keys), rows)]
+    return sliced(INPUT.schema, keys, value, rows=rows)
 
 
 def draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
@@ -58,6 +58,10 @@ def draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
 def count_and_sum(value: str = "value") -> Operator:
     """What most of them run: the number of rows of a key and the sum of a column, at bundle grain."""
     return GroupAggregate([count().alias("n"), sum_(value).alias("total")])
+
+
+def last_row() -> Operator:
+    return Deduplicate(keep="last", time="processing")
 
 
 def config_of(mode: str, options: Mapping[str, object] | None = None, tuning: Tuning | None = None) -> Config:
@@ -75,9 +79,9 @@ class _Base(msgspec.Struct, frozen=True):
 class Job:
     """Runs micro-batches through the real runtime, store and delta.
 
-    ``resumed``: goes on where a Job in ``folder`` was when it stopped after ``leave``. ``config`` and ``watermark`` may
-    be replaced between micro-batches. The store is kept in ``local``, by default in ``folder``, next to the checkpoint;
-    ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in ``run_partitions``.
+    ``resumed``: goes on where a Job in ``folder`` was when it stopped after ``leave``. ``config``, ``watermark`` and
+    ``on_output``, which is given the output, may be replaced between micro-batches. The store is kept in ``local``, by
+    default in ``folder``, next to the checkpoint; ``wrap_store`` and ``memory`` are as in ``run_partitions``.
     """
 
     def __init__(
@@ -89,7 +93,6 @@ class Job:
         *,
         resumed: bool = False,
         local: Path | None = None,
-        on_output: Callable[[pa.RecordBatch], object] | None = None,
         wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
         memory: WorkerMemory | None = None,
     ) -> None:
@@ -102,10 +105,8 @@ class Job:
             self.base, self.batch_id = left.manifest, left.batch_id
         self.statistics: dict[str, float] = {}
         """Statistics and peaks of the last micro-batch."""
-        self._folder = folder
-        self._local = local or folder / "local"
-        self.on_output = on_output
-        self._operator = operator
+        self.on_output: Callable[[pa.RecordBatch], object] = lambda _: None
+        self._folder, self._local, self._operator = folder, local or folder / "local", operator
         inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
         self._inputs = ordered_by(UID, operator, inputs) if isinstance(operator, BundleOperator) else inputs
         self._store_through = wrap_store
@@ -124,7 +125,7 @@ class Job:
         for out in run_partitions(self.spec(), range(1), given, self._store_through, self._memory):
             if isinstance(out, CommitRecord):
                 record = out
-            elif self.on_output is not None:
+            else:
                 self.on_output(out)
         assert record is not None
         self.base = operator_after(UID, "Operator", self.batch_id, 1, [record], Fingerprint({}, {}))

@@ -27,7 +27,7 @@ from asyncstate.runtime import read_state
 from bench.frame import Column, Report, Row, WrongResult, ratio, turns
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, benchmark, figure, mib, numbers, times
-from bench.job import INPUT, MODES, Job, batches, count_and_sum
+from bench.job import INPUT, MODES, Job, batches, count_and_sum, sliced
 from bench.micro.operators import CountPerKey
 from bench.processor_time import Clocks, Spent
 from operators import GroupAggregate, count, max_, sum_
@@ -84,16 +84,10 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
         spent.append(clocks.spent())
         waited.append(job.statistics["compaction_seconds"])
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {
-        "keys": keys,
-        **costs(spent, rows),
-        "waited_seconds": waited,
-        "waited_max": max(waited),
-        "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
-        "rss_bytes_peak": _memory(),
-        "state_bytes": int(job.statistics["state_bytes"]),
-        "parts": {name: value for name, value in job.statistics.items() if "bytes" in name},
-    }
+    facts = {"keys": keys, **costs(spent, rows), "waited_seconds": waited, "waited_max": max(waited)}
+    facts |= {"rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"), "rss_bytes_peak": _memory()}
+    parts = {name: value for name, value in job.statistics.items() if "bytes" in name}
+    return facts | {"state_bytes": int(job.statistics["state_bytes"]), "parts": parts}
 
 
 def _memory() -> int:
@@ -103,11 +97,9 @@ def _memory() -> int:
 def costs(spent: list[Spent], rows: int) -> dict[str, Any]:
     """The median micro-batch, and the slowest and the mean by it; what a row costs."""
     shown: dict[str, Any] = {}
-    processor = [each.cpu_seconds or 0.0 for each in spent]
-    for clock, name, seconds in (
-        ("wall", "seconds", [each.seconds for each in spent]),
-        ("cpu", "processor_seconds", processor),
-    ):
+    clocks = {"wall": [each.seconds for each in spent], "cpu": [each.cpu_seconds or 0.0 for each in spent]}
+    for clock, seconds in clocks.items():
+        name = "seconds" if clock == "wall" else "processor_seconds"
         median = statistics.median(seconds)
         shown |= {name: seconds, f"{clock}_median": median, f"{clock}_us": median / rows * 1e6}
         shown |= {f"{clock}_max": max(seconds) / median, f"{clock}_mean": statistics.mean(seconds) / median}
@@ -143,13 +135,8 @@ def growth(
 GRAINS: dict[str, Callable[[], Operator]] = {"bundle": count_and_sum, "record": CountPerKey}
 UNBOUNDED = "512gb"
 _USUAL = Config().shares
-_TUNING = Tuning(
-    columns_bytes=_USUAL.columns,
-    blocks_bytes=_USUAL.blocks,
-    open_stores_bytes=_USUAL.open_stores,
-    gathered_bytes=_USUAL.gathered,
-    bundle_bytes=_USUAL.bundle,
-)
+_NAMES = ("columns", "blocks", "open_stores", "gathered", "bundle")
+_TUNING = Tuning(**{f"{name}_bytes": getattr(_USUAL, name) for name in _NAMES})
 """Everything but the writes has what it usually has."""
 _BATCH_ROWS = 10_000  # what Spark sends at a time
 _SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, far from the one before
@@ -171,8 +158,7 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, 
     def rows() -> Iterator[pa.RecordBatch]:
         for start in range(0, keys, _BATCH_ROWS):
             numbers = np.arange(start, min(start + _BATCH_ROWS, keys), dtype=np.int64)
-            columns = [pa.array(numbers * _SCATTERED % keys), pa.array(numbers)]
-            yield pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)
+            yield from sliced(INPUT.schema, numbers * _SCATTERED % keys, numbers)
 
     with tempfile.TemporaryDirectory(prefix="asyncstate-backfill-") as folder:
         job = Job(Path(folder), GRAINS[grain](), resolve(options, {}, _TUNING))

@@ -36,8 +36,7 @@ class _Service(asyncio.Protocol):
     """Answers every request ``latency`` seconds after its head has come."""
 
     def __init__(self, latency: float) -> None:
-        self.latency = latency
-        self.given = b""
+        self.latency, self.given = latency, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -22,19 +22,15 @@ import pyarrow.compute as pc
 import typer
 
 import operators as ops
+from asyncstate import KeyedCoProcessFunction, KeyedProcessFunction
 from asyncstate.config import resolve
-from asyncstate.functions import (
-    KeyedCoProcessFunction,
-    KeyedProcessFunction,
-    MapFunction,
-    ProcessWindowFunction,
-)
+from asyncstate.functions import MapFunction, ProcessWindowFunction
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
 from asyncstate.state import ValueStateDescriptor
 from bench.frame import Column, Figure, Report, Row, medians, turns
 from bench.frame.report import Rounds, Seed, benchmark, times
-from bench.job import MODES, Job
+from bench.job import MODES, Job, sliced
 from bench.processor_time import Spent
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
@@ -68,15 +64,15 @@ def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
     """Micro-batch ``number``: a row a key, values of its own, times in its span."""
     random = np.random.default_rng(number)
     times = np.sort(random.integers(0, _SPAN_US, len(keys))) + _BASE_US + number * _SPAN_US
-    values = pa.array(random.integers(0, 1_000_000, len(keys)))
-    columns = [pa.array(keys), values, pa.array(times).cast(_SCHEMA.field("time").type)]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    return sliced(_SCHEMA, keys, random.integers(0, 1_000_000, len(keys)), times, rows=len(keys))[0]
 
 
-class _Total(MapFunction):
+class _Summing:
     def open(self, context: OperatorContext) -> None:
         self._total: Any = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
 
+
+class _Total(_Summing, MapFunction):
     def map(self, row: Any) -> Any:
         total = self._total
 
@@ -86,25 +82,19 @@ class _Total(MapFunction):
         return total.async_value().then_compose(add)
 
 
-class _Process(KeyedProcessFunction):
-    def open(self, context: OperatorContext) -> None:
-        self._total: Any = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
-
+class _Process(_Summing, KeyedProcessFunction):
     async def process(self, row: Any, ctx: Any) -> None:
         total = await self._total.async_value() + row[1]
         await self._total.async_update(total)
         ctx.emit(row[0], total)
 
 
-class _BothSides(KeyedCoProcessFunction):
-    def open(self, context: OperatorContext) -> None:
-        self._last: Any = context.get_state(ValueStateDescriptor("last", pa.int64(), default=0))
-
+class _BothSides(_Summing, KeyedCoProcessFunction):
     async def process1(self, row: Any, ctx: Any) -> None:
-        await self._last.async_update(row[1])
+        await self._total.async_update(row[1])
 
     async def process2(self, row: Any, ctx: Any) -> None:
-        ctx.emit(row[0], await self._last.async_value())
+        ctx.emit(row[0], await self._total.async_value())
 
 
 class _Rows(ProcessWindowFunction):
@@ -204,11 +194,10 @@ def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
     """Confidence interval (at least 95%) of the median of the distribution of ``values``.
 
-    By ranks, so for any distribution: the number of values below the median is binomial. Fewer than six
-    values are not enough for it; they give their extremes.
+    By ranks, so for any distribution: the number of values below the median is binomial. Fewer than six values are not
+    enough for it; they give their extremes.
     """
-    ordered = sorted(values)
-    count = len(ordered)
+    ordered, count = sorted(values), len(values)
     rank, tail = 0, 1 / 2**count
     while tail <= (1 - CONFIDENCE) / 2:
         rank += 1

@@ -29,12 +29,11 @@ from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Column, Ratio, Report, Row, ratio, turns
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, benchmark, chosen, figure, times
-from bench.job import MODES, batches, count_and_sum
+from bench.job import MODES, batches, count_and_sum, last_row
 from bench.micro.operators import CountPerKey, CountPerPair
 from bench.micro.sides import Place
 from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
-from operators import Deduplicate
 
 _READ_SECONDS = 0.001
 
@@ -92,9 +91,10 @@ WORKS = {
     "map bundle": Work(CountPerPair, 300_000, 60_000),
     "map bundle, large": Work(CountPerPair, 1_000_000, 100_000),
     "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, zipf=True),
-    "deduplicate": Work(lambda: Deduplicate(keep="last", time="processing"), 300_000, 60_000),
+    "deduplicate": Work(last_row, 300_000, 60_000),
     "map bundle, 1 ms": Work(CountPerPair, 100_000, 300, slow=True),
 }
+_PACED = ("record, uniform", "record, 1 ms", "map bundle, 1 ms")
 _BUNDLES = ("aggregate", "map bundle", "map bundle, Zipf")
 _READS = ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead")
 
@@ -103,11 +103,7 @@ RULES = {
     "timed-gets": Rule((MemTable, "time_gets", lambda *_: None), _READS, ("async",)),
     "cache-rest": Rule((ValueCache, "_recalls_pay", lambda *_: True), (*_BUNDLES[1:], "map bundle, large")),
     "read-ahead": Rule((ReadAhead, "wanted", lambda *_: []), _READS, ("async",)),
-    "pacer": Rule(
-        (Pacer, "waits_for_device", property(lambda _: False)),
-        ("record, uniform", "record, 1 ms", "map bundle, 1 ms"),
-        ("async",),
-    ),
+    "pacer": Rule((Pacer, "waits_for_device", property(lambda _: False)), _PACED, ("async",)),
 }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _COLUMNS = "id bigint PRIMARY KEY, customer text, amount bigint, total double precision"
+Rows = list[Row]
 _BY_HAND = "COPY and merge by hand"
 
 
@@ -62,9 +63,7 @@ def by_hand(database: psycopg.Connection, table: str, rows: pa.Table) -> None:
     database.commit()
 
 
-def measure(
-    conninfo: str, keys: int, rounds: int, seed: int, of: Callable[[pa.Table], DataFrame]
-) -> list[Row]:
+def measure(conninfo: str, keys: int, rounds: int, seed: int, of: Callable[[pa.Table], DataFrame]) -> Rows:
     """Rows as Spark has them, brought over and written, in turns."""
     import psycopg
 

@@ -69,11 +69,8 @@ class Case:
         aggregates.append(max_("price").where("large").alias("most"))
         if self.values:
             users, items = count("user").distinct(), count("item").distinct()
-            aggregates += [
-                users.alias("users"),
-                users.where("large").alias("large_users"),
-                items.alias("items"),
-            ]
+            aggregates += [users.alias("users"), users.where("large").alias("large_users")]
+            aggregates.append(items.alias("items"))
         if self.windows:
             return WindowAggregate(tumble(f"{SLICE_SECONDS} seconds"), aggregates)
         return GroupAggregate(aggregates)
@@ -130,7 +127,7 @@ def _job(spark: SparkSession, case: Case, place: Path, mode: Setting, cores: int
 
 def measure(
     spark: SparkSession, case: Case, folder: Path, rows: int, rounds: int, cores: int, seed: int
-) -> Rows:
+) -> Iterator[Row]:
     """The three modes of a case in turns. Ratios are above 1 where two phases (``auto``) are quicker than one; those of
     processor time, over the JVM and its workers, say more than times on a machine with other work."""
     kept: dict[str, list[Any]] = {name: [] for name in MODES}

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
@@ -23,7 +23,7 @@ import pyarrow as pa
 from asyncstate.config import Config
 from asyncstate.driver.commit_log import CommitLog
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.runtime import CommitRecord, InputBatch, SourceTimes, TaskSpec, run_partitions
+from asyncstate.runtime import InputBatch, SourceTimes, TaskSpec, run_partitions
 from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import CheckpointFiles, LocalFiles, PartitionManifest
 from asyncstate.storage import commit as task_commit
@@ -166,9 +166,7 @@ def without_checkpoint() -> Iterator[None]:
         yield
 
 
-def run_without_checkpoint(
-    spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
-) -> Iterator[pa.RecordBatch | CommitRecord]:
+def run_without_checkpoint(spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]) -> Iterator[Any]:
     """``run_partitions`` without a checkpoint, for ``StreamingJob(_run=...)``."""
     with without_checkpoint():
         yield from run_partitions(spec, partitions, batches)

@@ -123,8 +123,7 @@ def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[s
             try:
                 code = subprocess.run(command, check=False, stdout=out, stderr=out, **how).returncode
             except subprocess.TimeoutExpired:
-                hours = _TIMEOUT_S / 3_600
-                raise CaseError(f"no result after {hours:g} hours; the process was ended") from None
+                raise CaseError(f"no result after {_TIMEOUT_S} s; the process was ended") from None
         if code or not found.exists():
             said = log.read_text(errors="replace")[-LAST_WORDS:].strip()
             raise CaseError(f"its process ended with {code}; the end of its output:\n{said}")

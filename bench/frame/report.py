@@ -36,6 +36,7 @@ _NAMED = inspect.Parameter.KEYWORD_ONLY
 T = TypeVar("T")
 
 Environment = Mapping[str, str]
+Sides = Mapping[str, Sequence[Spent]]
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick, to check that it runs.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random data.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Measured rounds; the table shows medians over them.")]
@@ -216,6 +217,9 @@ def _panel(axes: Any, column: Column, rows: Sequence[Row], colors: Sequence[str]
     axes.spines[["top", "right"]].set_visible(False)
 
 
+Measure = Callable[..., Iterable[Row]]
+
+
 class Report:
     """The rows of one run of a benchmark. Use as a context manager: at its end the tables are shown, and the command
     ends with 1 if a result is wrong, 2 if a case failed.
@@ -263,14 +267,7 @@ class Report:
             document = msgspec.json.encode({**self.facts, "results": self.rows}, enc_hook=str)
             self._path.write_bytes(msgspec.json.format(document, indent=2) + b"\n")
 
-    def case(
-        self,
-        name: str,
-        measure: Callable[..., Iterable[Row]],
-        *given: Any,
-        group: str = "",
-        alone: bool = False,
-    ) -> bool:
+    def case(self, name: str, measure: Measure, *given: Any, group: str = "", alone: bool = False) -> bool:
         """Take in the rows of ``measure(*given)`` as they come; ``alone``: in a process of its own. A case that fails
         has a row that says why. Returns whether it did not."""
         row = Row(name=name, group=group)
@@ -297,9 +294,7 @@ class Report:
             self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._status is not None:
             self._status.stop()
         written = [] if self._path is None or not self.rows else [self._path]
@@ -378,13 +373,7 @@ def costs(unit: str, of: str = "a row") -> tuple[Column, ...]:
 
 
 def sides(
-    spent: Mapping[str, Sequence[Spent]],
-    units: float,
-    base: str,
-    group: str = "",
-    *,
-    speed: bool = False,
-    scale: float = 1e6,
+    spent: Sides, units: float, base: str, group: str = "", *, speed: bool = False, scale: float = 1e6
 ) -> list[Row]:
     """A row a side of ``turns``: what a unit costs it, and its time by that of ``base`` (``speed``: the other way)."""
     rows = []

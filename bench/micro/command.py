@@ -13,26 +13,17 @@ from asyncstate.operator import Operator
 from bench.frame import Report, Row
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, Seed, benchmark
-from bench.job import INPUT, count_and_sum
+from bench.job import INPUT, count_and_sum, last_row
 from bench.micro import iteration, state_path
-from bench.micro.operators import (
-    MATCHES,
-    TIMED,
-    CallAKey,
-    CallARecord,
-    CountBoth,
-    CountPerKey,
-    CountPerPair,
-    both_inputs,
-    calls_by_hand,
-    in_order,
-    packed_pairs,
-    pair_rows,
-)
+from bench.micro import operators as made
 from bench.micro.sides import COLUMNS, Case, Floor, Place, Size
-from operators import Deduplicate, TemporalSort
+from operators import TemporalSort
 
 Make = Callable[[], Operator]
+
+
+def _chain(place: Place, size: Size) -> Side:
+    return place.filled(made.CountPerKey(), size.state)
 
 
 def _hot_state(place: Place, size: Size) -> Side:
@@ -61,7 +52,7 @@ def _calls(grain: str, make: Make) -> Case:
     return Case(
         f"ctx.call, {grain}",
         4.0,
-        lambda place, _: lambda keys: calls_by_hand(keys, Operator.call_limit),
+        lambda place, _: lambda keys: made.calls_by_hand(keys, Operator.call_limit),
         lambda place, _: place.filled(make()),
         given=lambda size: Size(10 * calls(size), calls(size), size.seed).drawn(),
         units=calls,
@@ -69,41 +60,37 @@ def _calls(grain: str, make: Make) -> Case:
 
 
 def _both(first: int | None, place: Place, _: Size) -> Side:
-    return place.filled(CountBoth(first), 0, both_inputs, [INPUT, INPUT])
+    return place.filled(made.CountBoth(first), 0, made.both_inputs, [INPUT, INPUT])
 
 
 def _in_order(make: Make, place: Place, size: Size) -> Side:
-    return in_order(place.job(make(), TIMED), size.seed)
+    return made.in_order(place.job(make(), made.TIMED), size.seed)
+
+
+def _matches(name: str, make: Make) -> Case:
+    """Rows that Match finds nothing in, or little, against the same rows in their order and nothing else."""
+    return Case(name, 1.5, partial(_in_order, TemporalSort), partial(_in_order, make))
 
 
 CASES: Mapping[str, Sequence[Case]] = {
-    "bundle grain": [
-        _bundles("GroupAggregate", count_and_sum),
-        _bundles("Deduplicate", lambda: Deduplicate(keep="last", time="processing")),
-    ],
+    "bundle grain": [_bundles("GroupAggregate", count_and_sum), _bundles("Deduplicate", last_row)],
     # Count and sum a (key, value), four values a key, against the same list gets and writes by hand.
     "distinct values": [
         Case(
             "ColumnMapState",
             2.0,
-            lambda place, size: Floor(place.folder, packed_pairs).fill(size.state).bundle,
-            lambda place, size: place.filled(CountPerPair(), size.state, pair_rows),
+            lambda place, size: Floor(place.folder, made.packed_pairs).fill(size.state).bundle,
+            lambda place, size: place.filled(made.CountPerPair(), size.state, made.pair_rows),
         )
     ],
     "other operators": state_path.CASES,
     # Against a get and a put a record, on hot state.
-    "record grain": [
-        Case("ValueState chain", 1.3, _hot_state, lambda at, size: at.filled(CountPerKey(), size.state))
-    ],
+    "record grain": [Case("ValueState chain", 1.3, _hot_state, _chain)],
     "iterations": iteration.CASES,
-    "calls": [_calls("record", CallARecord), _calls("bundle", CallAKey)],
+    "calls": [_calls("record", made.CallARecord), _calls("bundle", made.CallAKey)],
     # Rows of two inputs that come in turn: those of one first, against both as they arrive.
     "first input": [Case("first_input", 1.5, partial(_both, None), partial(_both, 1))],
-    # Rows that Match finds nothing in, or little, against the same rows in their order and nothing else.
-    "matches": [
-        Case(name, 1.5, partial(_in_order, TemporalSort), partial(_in_order, make))
-        for name, make in MATCHES.items()
-    ],
+    "matches": [_matches(*case) for case in made.MATCHES.items()],
 }
 """By what runs in a process of its own."""
 

@@ -26,6 +26,7 @@ from asyncstate.operator import InputSpec, OperatorContext, RecordContext, Recor
 from asyncstate.operator import Row as InputRow
 from asyncstate.state import ListState, ListStateDescriptor, MapState, MapStateDescriptor
 from bench.frame.measure import Side
+from bench.job import sliced
 from bench.micro.sides import ByHand, Case, Place, Size
 from bench.processor_time import Spent
 
@@ -64,11 +65,9 @@ class Iterate(RecordOperator):
 
     def fill(self) -> None:
         """Write the entries of the current key."""
-        raise NotImplementedError
 
     def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
         """Give all entries of the current key to ``listed``; a future in async form."""
-        raise NotImplementedError
 
 
 class MapEntries(Iterate):
@@ -154,12 +153,8 @@ def _ours(make: Callable[[bool], Iterate], place: Place, size: Size) -> Side:
     keys, operator = _keys(size), make(place.mode == "async")
     job = place.job(operator, InputSpec(_SCHEMA, ("key",)))
 
-    def rows(what: int) -> list[pa.RecordBatch]:
-        columns = [pa.array(range(keys), pa.int64()), pa.array([what] * keys, pa.int64())]
-        return [pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)]
-
-    job.run(rows(_FILL))
-    given = rows(_ITERATE)
+    job.run(sliced(_SCHEMA, range(keys), [_FILL] * keys))
+    given = sliced(_SCHEMA, range(keys), [_ITERATE] * keys)
 
     def run(_: object) -> Spent:
         operator.seconds, operator.entries = 0.0, 0
@@ -170,6 +165,7 @@ def _ours(make: Callable[[bool], Iterate], place: Place, size: Size) -> Side:
     return run
 
 
+_LISTED = (("MapState.entries", MapEntries, "decode_map"), ("ListState.get", ListElements, "decode_list"))
 CASES = [
     Case(
         group,
@@ -180,10 +176,7 @@ CASES = [
         given=lambda _: repeat(None),
         units=lambda size: _keys(size) * ENTRIES,
     )
-    for group, make, decode in (
-        ("MapState.entries", MapEntries, "decode_map"),
-        ("ListState.get", ListElements, "decode_list"),
-    )
+    for group, make, decode in _LISTED
     for label, floor in (("scan", "scan"), ("decode", decode))
 ]
 """Iterating maps and lists of 1,000 entries against rocksdict's own iteration, bare and with decoding."""

@@ -10,22 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.codec import UserKeyBatch
 from asyncstate.futures import combine_all
-from asyncstate.operator import (
-    Bundle,
-    BundleContext,
-    BundleOperator,
-    InputSpec,
-    Operator,
-    OperatorContext,
-    RecordContext,
-    RecordOperator,
-    Row,
-)
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
 from asyncstate.state import ColumnMapStateDescriptor, Columns, ColumnStateDescriptor, ValueStateDescriptor
-from bench.job import INPUT, Job, batches
+from bench.job import INPUT, Job, batches, sliced
 from bench.processor_time import Clocks, Spent
 from operators import Match, last
 
@@ -73,8 +64,7 @@ class CountPerPair(_Counts, BundleOperator):
 
 
 def pair_rows(pairs: np.ndarray) -> list[pa.RecordBatch]:
-    columns = [pa.array(column) for column in np.divmod(pairs, VALUES_A_KEY)]
-    return [pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)]
+    return sliced(INPUT.schema, *np.divmod(pairs, VALUES_A_KEY), rows=len(pairs))
 
 
 def packed_pairs(pairs: np.ndarray) -> list[bytes]:
@@ -146,18 +136,15 @@ def both_inputs(keys: np.ndarray) -> list[InputBatch]:
 
 _TIMED = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us"))])
 TIMED = InputSpec(_TIMED, ("key",), event_time="at")
-_SECOND, _VALUES, _BATCH_ROWS = 1_000_000, 1_000, 100_000
+_SECOND, _VALUES = 1_000_000, 1_000
 
 
 def _match(begin: int) -> Match:
     """``begin`` of a thousand rows can be the first one."""
     value = pc.field("value")
-    return Match(
-        "A B+ C",
-        {"A": value < begin, "B": value < _VALUES // 2, "C": value >= _VALUES // 2},
-        {"first": last("value", "A"), "last": last("value", "C")},
-        within="10 seconds",
-    )
+    rows = {"A": value < begin, "B": value < _VALUES // 2, "C": value >= _VALUES // 2}
+    measures = {"first": last("value", "A"), "last": last("value", "C")}
+    return Match("A B+ C", rows, measures, within="10 seconds")
 
 
 MATCHES: dict[str, Callable[[], Operator]] = {
@@ -174,9 +161,8 @@ def in_order(job: Job, seed: int) -> Callable[[np.ndarray], Spent]:
     def run(keys: np.ndarray) -> Spent:
         start = job.batch_id * _SECOND
         at = np.sort(random.integers(start, start + _SECOND, len(keys)))
-        columns = [pa.array(keys), pa.array(random.integers(0, _VALUES, len(keys)))]
-        rows = pa.RecordBatch.from_arrays([*columns, pa.array(at).cast(pa.timestamp("us"))], schema=_TIMED)
+        rows = sliced(_TIMED, keys, random.integers(0, _VALUES, len(keys)), at)
         job.watermark = start + _SECOND - 1
-        return job.timed([rows.slice(first, _BATCH_ROWS) for first in range(0, len(keys), _BATCH_ROWS)])
+        return job.timed(rows)
 
     return run

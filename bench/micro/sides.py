@@ -50,16 +50,17 @@ class Size(NamedTuple):
 
 
 class Place(ExitStack):
-    """Where both sides of one mode are; what they open is closed at its end."""
+    """Where both sides of one mode are; what they open is closed at its end.
+
+    ``state_cpu``: processor seconds in the state path of each of our runs, where a case measures them; ``recorded``:
+    what our last run has read, where the floor repeats it.
+    """
 
     def __init__(self, mode: str) -> None:
         super().__init__()
-        self.mode = mode
-        self.config = config_of(mode)
+        self.mode, self.config = mode, config_of(mode)
         self.state_cpu: list[float] = []
-        """Processor seconds in the state path of each of our runs, where a case measures them."""
         self.recorded: Any = None
-        """What our last run has read, where the floor repeats it."""
         self.jobs: list[Job] = []
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="asyncstate-micro-")))
 
@@ -87,8 +88,8 @@ class Place(ExitStack):
 class Case:
     """What is measured of ``group``: ``floor`` and ``ours`` make the sides, with their states, in a place of each mode.
 
-    ``given`` are the micro-batches of ``units``; ``path_aim``: the state path has a row, too. Where the floor repeats
-    what ours has done, ``first`` is ours and the order does not turn.
+    ``given`` are the micro-batches of ``units``; ``path_aim``: the state path has a row, too. ``repeats``: the floor
+    repeats what ours has done, so that ours is first and the order does not turn.
     """
 
     group: str
@@ -108,9 +109,9 @@ class Case:
         for mode in MODES:
             with Place(mode) as place:
                 sides = {"by hand": self.floor(place, size), "ours": self.ours(place, size)}
+                how: dict[str, Any] = {}
                 if self.repeats:
-                    sides = dict(reversed(sides.items()))
-                how: dict[str, Any] = {"warm_up": 2, "turned": False} if self.repeats else {}
+                    sides, how = dict(reversed(sides.items())), {"warm_up": 2, "turned": False}
                 spent = turns(sides, rounds, self.given(size), **how)
             floors, mine, units = spent["by hand"], spent["ours"], self.units(size)
             if place.state_cpu and mode == "sync":
@@ -161,10 +162,8 @@ class ByHand:
 
     def range(self, start: bytes, end: bytes | None, limit: int | None = None) -> list[tuple[bytes, bytes]]:
         options = ReadOptions()
-        if end is not None:
-            options.set_iterate_upper_bound(
-                end
-            )  # RocksDB keeps a pointer: ``end`` has to outlive the iterator
+        if end is not None:  # RocksDB keeps a pointer: ``end`` has to outlive the iterator
+            options.set_iterate_upper_bound(end)
         return list(islice(self.db.items(from_key=start, read_opt=options), limit))
 
 

@@ -3,11 +3,10 @@
 Invariant: the floor repeats the gets and scans of the operator, and writes the same entries, in one sorted file,
 from arrays and into arrays; it decides nothing.
 
-Two metrics: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state
-path, which is the time in calls of state objects and of sorted input buffers, and the commit. It and
-its counterpart are processor time of the thread: all work is on one thread, and with other load on
-the machine the noise in ratios of wall times exceeded the effect. By hand no value is
-decoded: the bytes become one array with offsets, where asyncstate gives the columns of keys and rows.
+Two metrics: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state path,
+which is the time in calls of state objects and of sorted input buffers, and the commit. It and its counterpart are
+processor time of the thread: all work is on one thread, and with other load on the machine the noise in ratios of wall
+times exceeded the effect. By hand no value is decoded: the bytes become one array with offsets.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from asyncstate.runtime.partition.restore_plans import TaskStores
 from asyncstate.runtime.rows.sorted_inputs import OrderedInputs
 from asyncstate.storage import KeyedStore, MemTable, SortedChanges, StoreStatistics
 from bench.frame.measure import Side
-from bench.job import batches
+from bench.job import batches, sliced
 from bench.micro.sides import ByHand, Case, Place, Size
 from bench.processor_time import Spent
 
@@ -52,8 +51,7 @@ class RecordingStore(KeyedStore):
     """Notes what is read of the store beneath."""
 
     def __init__(self, store: KeyedStore) -> None:
-        self._store = store
-        self.version = store.version
+        self._store, self.version = store, store.version
         self.gets: list[list[bytes]] = []
         self.scans: list[tuple[bytes, bytes | None, int]] = []
 
@@ -86,10 +84,8 @@ class Replay(ByHand):
 
     def run(self, reads: RecordingStore, after: dict[bytes, bytes]) -> Spent:
         """Replay ``reads``, and write the entries that lead to ``after``."""
-        before = self._entries or {}
-        changes: list[tuple[bytes, bytes | None]] = [
-            (key, value) for key, value in after.items() if before.get(key) != value
-        ]
+        before, changes = self._entries or {}, list[tuple[bytes, bytes | None]]()
+        changes += [(key, value) for key, value in after.items() if before.get(key) != value]
         changes += [(key, None) for key in before if key not in after]
         changes.sort()
         gc.collect()
@@ -122,8 +118,7 @@ class Stopwatch:
     """Adds up the seconds of processor time inside the calls that it has wrapped, the outermost ones."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._inside = False
+        self.seconds, self._inside = 0.0, False
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` with its time added up, and that of the steps of an iterator that it returns."""
@@ -152,8 +147,7 @@ class Stopwatch:
 
 class _Timed:
     def __init__(self, under: Any, watch: Stopwatch) -> None:
-        self._under = under
-        self._watch = watch
+        self._under, self._watch = under, watch
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._under, name)
@@ -162,8 +156,7 @@ class _Timed:
 
 class _TimedStates:
     def __init__(self, context: OperatorContext, watch: Stopwatch) -> None:
-        self._context = context
-        self._watch = watch
+        self._context, self._watch = context, watch
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._context, name)
@@ -215,17 +208,10 @@ def _spec(index: int, **settings: Any) -> InputSpec:
 
 
 def _batch(columns: list[np.ndarray], index: int = 0, kinds: np.ndarray | None = None) -> list[InputBatch]:
-    types = [field.type for field in _SCHEMA]
-    arrays = [pa.array(each.astype(np.int64)).view(one) for each, one in zip(columns, types, strict=True)]
-    whole = pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
-    return [
-        InputBatch(
-            whole.slice(start, _BATCH_ROWS),
-            None if kinds is None else kinds[start : start + _BATCH_ROWS],
-            index,
-        )
-        for start in range(0, whole.num_rows, _BATCH_ROWS)
-    ]
+    starts = range(0, len(columns[0]), _BATCH_ROWS)
+    of_each = [None if kinds is None else kinds[start : start + _BATCH_ROWS] for start in starts]
+    rows = sliced(_SCHEMA, *(column.astype(np.int64) for column in columns), rows=_BATCH_ROWS)
+    return [InputBatch(batch, each, index) for batch, each in zip(rows, of_each, strict=True)]
 
 
 def _windows(inputs: int) -> Callable[[int, np.random.Generator], Iterator[Batch]]:
@@ -278,8 +264,7 @@ def _inserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
 def timed_side(place: Place, operator: Operator, state: int) -> Side:
     """As ``Place.filled``, with the processor time of the state path noted."""
     side = _side(place, operator)
-    if state:
-        side((batches(np.arange(state, dtype=np.int64)), None))
+    side((batches(np.arange(state, dtype=np.int64)), None))
     place.state_cpu.clear()
     return lambda keys: side((batches(keys), None))
 

@@ -26,16 +26,9 @@ from asyncstate.spark import Progress, StreamingJob
 from bench.frame import Column, Figure, Report, Row
 from bench.frame.measure import in_turns
 from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
-from bench.nexmark import oracle
+from bench.nexmark import generator, oracle
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.nexmark.generator import (
-    CODEGEN_SETTINGS,
-    EventFiles,
-    GeneratorConfig,
-    file_stream,
-    narrow,
-    write_events,
-)
+from bench.nexmark.generator import EventFiles, GeneratorConfig, file_stream, narrow
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS, STATEMENTS, statement
 from bench.processor_time import Spent, TreeClocks, tree_times
@@ -170,7 +163,7 @@ class NexmarkRunner:
 
     def _write(self, name: str, events: int, batch_events: int) -> EventFiles:
         place, files = self._settings.folder / name, math.gcd(self._settings.cores, batch_events)
-        return write_events(self._spark, place, events, batch_events, self._config, files)
+        return generator.write_events(self._spark, place, events, batch_events, self._config, files)
 
     def _stream(self, query: str, mode: bool, files: EventFiles, folder: Path, sink: Path | None) -> _Run:
         """Every micro-batch and the final flush, async with ``mode``, into ``sink``; None drops them."""
@@ -210,7 +203,7 @@ class NexmarkRunner:
 def started(settings: RunSettings) -> Iterator[NexmarkRunner]:
     """A runner in a session of its own. Raises EnvironmentSetupError if the machine has no JDK that Spark can start."""
     with (
-        session("asyncstate-nexmark", settings.folder, settings.cores, CODEGEN_SETTINGS) as spark,
+        session("asyncstate-nexmark", settings.folder, settings.cores, generator.CODEGEN_SETTINGS) as spark,
         contextlib.closing(NexmarkRunner(spark, settings)) as runner,
     ):
         yield runner

@@ -80,9 +80,8 @@ def compare(connection: Connection, expected_sql: str, actual: Path | str) -> Co
     said = tuple(f"{count} {text}" for count, text in zip(counts, what, strict=True) if count)
     # In the order of their columns, so that near misses stand together.
     names = ", ".join(map(_quoted, expected))
-    rows = connection.execute(
-        f'SELECT "#expected", "#found", {names} FROM differing_rows ORDER BY {names} LIMIT {_EXAMPLES}'
-    ).fetchall()
+    shown = f'SELECT "#expected", "#found", {names} FROM differing_rows ORDER BY {names} LIMIT {_EXAMPLES}'
+    rows = connection.execute(shown).fetchall()
     examples = tuple(
         f"expected {wanted} times, found {times} times: "
         + ", ".join(f"{name}={value!s:.60}" for name, value in zip(expected, values, strict=True))

@@ -17,16 +17,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from asyncstate import ListState, MapState, ValueState
 from asyncstate.futures import StateFuture, combine_all, completed_future, completed_void_future, to_iterable
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.state import (
-    ListState,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    ValueState,
-    ValueStateDescriptor,
-)
+from asyncstate.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 
 ROWS = pa.schema([("key", pa.int64()), ("x", pa.int64()), ("y", pa.int64())])
 """What the paradigms read: the key and two small numbers. The key may be of any type."""

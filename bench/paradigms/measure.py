@@ -18,11 +18,10 @@ from asyncstate.operator import InputSpec
 from bench.frame import Column, Figure, Report, Row, medians, ratio, turns
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, Seed, benchmark, figure, times
-from bench.job import Job, config_of
+from bench.job import Job, config_of, sliced
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
 
 _ENTRIES = 3  # rows a key in the state that the measured micro-batches find
-_INPUT_ROWS = 50_000
 _WAYS = {
     "calls": (Form.CALLS, "sync"),
     "futures": (Form.FUTURES, "sync"),
@@ -43,9 +42,8 @@ _COLUMNS = (
 def rows(keys: np.ndarray, seed: int) -> list[pa.RecordBatch]:
     """A row a key, with an x from 1 to 3 and a y from 1 to 4: nothing is cleared."""
     random = np.random.default_rng(seed)
-    columns = [pa.array(keys), *(pa.array(random.integers(1, most + 1, len(keys))) for most in (3, 4))]
-    whole = pa.RecordBatch.from_arrays(columns, schema=ROWS)
-    return [whole.slice(start, _INPUT_ROWS) for start in range(0, len(keys), _INPUT_ROWS)]
+    x, y = (random.integers(1, most + 1, len(keys)) for most in (3, 4))
+    return sliced(ROWS, keys, x, y, rows=50_000)
 
 
 def has_await(paradigm: type[Paradigm]) -> bool:
@@ -89,13 +87,7 @@ def paradigms(
     state_keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 50_000,
     records: Annotated[int, typer.Option(min=10, help="Records a micro-batch.")] = 50_000,
     rounds: Rounds = 5,
-    slow: Annotated[
-        bool,
-        typer.Option(
-            "--slow/--no-slow",
-            help="Also measure iteration on a device with 1 ms latency (needs Linux and a C compiler).",
-        ),
-    ] = True,
+    slow: Annotated[bool, typer.Option(help="Also iterate on a device with 1 ms latency (Linux, C).")] = True,
     seed: Seed = 1,
 ) -> None:
     """Compare the nine paradigms in their forms, with sync and async state; iterations on a slow device too."""

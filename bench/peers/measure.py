@@ -33,6 +33,8 @@ from bench.peers.works import PEERS, Result, Scale, Work
 
 GO = "go"
 Tell = Callable[[str], None]
+Peers = Mapping[str, Any]
+Results = list[Throughput]
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,7 @@ def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> 
         raise
 
 
-def take_turns(
-    peers: Mapping[str, Any], alone: Mapping[str, int], together: int, tell: Tell
-) -> dict[str, str]:
+def take_turns(peers: Peers, alone: Mapping[str, int], together: int, tell: Tell) -> dict[str, str]:
     """First each peer's ``alone`` micro-batches, then ``together`` ones in turns; what failed with what it said."""
     failed: dict[str, str] = {}
     steps = [(name, f"filling {at + 1}/{alone[name]}") for name in peers for at in range(alone[name])]
@@ -151,9 +151,7 @@ class Plan:
     check: Scale
 
 
-def measure(
-    work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Tell
-) -> list[Throughput]:
+def measure(work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Tell) -> Results:
     """The metrics of those of ``names`` that do this work; ``label`` is the work's name in the table. Of all
     repetitions the seconds, concatenated; a wrong repetition takes precedence."""
     group = f"{label}: {work.title}"

@@ -10,18 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import operators as ops
+from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.functions import AggregateFunction, BundledAggregateFunction
-from asyncstate.operator import (
-    Bundle,
-    BundleContext,
-    BundleOperator,
-    InputSpec,
-    Operator,
-    OperatorContext,
-    RecordContext,
-    RecordOperator,
-    Row,
-)
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, Operator, OperatorContext
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.state import ValueState, ValueStateDescriptor
 from bench.aggregates import SUMS, WeightedMean, WeightedMeans
@@ -147,11 +138,11 @@ class _Graph:
 
 
 def graph(
-    spark: SparkSession, peer: Peer, work: str, folder: Path, rows: DataFrame, sink: Any
+    spark: SparkSession, peer: Peer, work: str, place: Path, rows: DataFrame, sink: Any
 ) -> StreamingJob:
     """The job of a peer of ours as a graph from ``rows`` to ``sink``."""
     plan: Any = OURS[work, peer.result]
-    job = _job(spark, peer, folder)
+    job = _job(spark, peer, place)
     plan(_Graph(), job.source("rows", rows)).to(sink)
     return job
 

@@ -34,10 +34,9 @@ from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
 from bench.frame import Column, Report, Row
 from bench.frame.report import CANNOT_RUN, Rounds, Seed, benchmark, chosen, times
-from bench.job import MODES, Job, config_of, count_and_sum
+from bench.job import MODES, Job, config_of, count_and_sum, last_row, sliced
 from bench.paradigms import PARADIGMS, Form, Paradigm
 from bench.slowdisk import shim
-from operators import Deduplicate
 
 _KEY_WORDS = 12
 _FILL_ROWS = 100_000
@@ -69,14 +68,14 @@ def _paradigm(paradigm: type[Paradigm]) -> Workload:
     )
 
 
-def _last() -> Operator:
-    return Deduplicate(keep="last", time="processing")
+def _aggregate(_: bool) -> Operator:
+    return count_and_sum("x")
 
 
 WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for paradigm in PARADIGMS} | {
-    "by-hand": Workload("rocksdict by hand", lambda _: count_and_sum("x"), by_hand=True),
-    "aggregate": Workload("GroupAggregate", lambda _: count_and_sum("x"), bundles=True),
-    "deduplicate": Workload("Deduplicate", lambda _: _last(), bundles=True),
+    "by-hand": Workload("rocksdict by hand", _aggregate, by_hand=True),
+    "aggregate": Workload("GroupAggregate", _aggregate, bundles=True),
+    "deduplicate": Workload("Deduplicate", lambda _: last_row(), bundles=True),
 }
 """By the name of the command line."""
 
@@ -91,18 +90,8 @@ def rows(keys: np.ndarray, x: int = 1) -> pa.RecordBatch:
     words = (z ^ (z >> np.uint64(31))).astype(">u8")
     offsets = np.arange(0, words.nbytes + 1, 8 * _KEY_WORDS, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(words.tobytes())]
-    columns = [pa.Array.from_buffers(pa.binary(), len(keys), buffers)]
-    columns += [pa.array(np.full(len(keys), value)) for value in (x, 2)]
-    return pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)
-
-
-def fill_batches(workload: Workload, state_keys: int) -> list[pa.RecordBatch]:
-    """The rows that make the state: each key ``rows_a_key`` times, with an x of its own each time."""
-    return [
-        rows(np.arange(start, min(start + _FILL_ROWS, state_keys)), x)
-        for x in range(1, workload.rows_a_key + 1)
-        for start in range(0, state_keys, _FILL_ROWS)
-    ]
+    key = pa.Array.from_buffers(pa.binary(), len(keys), buffers)
+    return sliced(INPUT.schema, key, np.full(len(keys), x), np.full(len(keys), 2), rows=len(keys))[0]
 
 
 _BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
@@ -143,18 +132,18 @@ class Plan:
     seed: int
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True):
     """What to measure in the state that ``fill`` has made in ``folder``."""
 
     workload: str
     folder: str
     state_keys: int
     seed: int
-    records: int = 0
-    warm_up: int = 0
-    rounds: int = 0
+    rounds: int
     asynchronous: bool = False
     cached: bool = False
+    records: int = 0
+    warm_up: int = 0
 
     @property
     def config(self) -> Config:
@@ -180,7 +169,7 @@ def run(report: Report, workloads: list[str], devices: list[str], plan: Plan, li
         title = WORKLOADS[workload].name
         made = report.folder / workload
         made.mkdir()
-        task = Task(workload=workload, folder=str(made), state_keys=plan.state_keys, seed=plan.seed)
+        task = Task(workload, str(made), plan.state_keys, plan.seed, plan.rounds)
         filled = report.case("filling", fill, task, group=title, alone=True)
         for device in (DEVICES[name] for name in devices if filled):
             if library is not None or not device.latency_us:
@@ -199,16 +188,9 @@ def _compared(report: Report, device: Device, plan: Plan, task: Task, library: P
         if mode == "sync":
             affordable = int(plan.sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
             records = max(plan.records_min, min(plan.records, affordable))
-        ready = msgspec.structs.replace(
-            task,
-            records=records,
-            warm_up=plan.state_keys // 4
-            if device.cached
-            else max(plan.records_min, records // _WARM_UP_SHARE),
-            rounds=plan.rounds,
-            asynchronous=mode == "async",
-            cached=device.cached,
-        )
+        warm_up = plan.state_keys // 4 if device.cached else max(plan.records_min, records // _WARM_UP_SHARE)
+        size = {"records": records, "warm_up": warm_up}
+        ready = msgspec.structs.replace(task, asynchronous=mode == "async", cached=device.cached, **size)
         found[mode] = report.alone(measure, ready, environment=environment)
     facts: dict[str, object] = {"workload": task.workload, "latency_us": device.latency_us}
     for mode, each in found.items():
@@ -221,10 +203,12 @@ def _compared(report: Report, device: Device, plan: Plan, task: Task, library: P
 
 
 def fill(task: Task) -> list[Row]:
-    """Make the state of a workload in ``task.folder``, for any number of measurements; no row."""
-    workload = WORKLOADS[task.workload]
+    """Make the state of a workload in ``task.folder``, for any number of measurements; no row. Each key has
+    ``rows_a_key`` rows, with an x of its own each."""
+    workload, all_keys = WORKLOADS[task.workload], np.arange(task.state_keys)
     job = Job(Path(task.folder), workload.make(False), task.config, INPUT)
-    job.run(fill_batches(workload, task.state_keys))
+    parts = [all_keys[start : start + _FILL_ROWS] for start in range(0, task.state_keys, _FILL_ROWS)]
+    job.run(rows(keys, x + 1) for x in range(workload.rows_a_key) for keys in parts)
     job.run([])  # brings the local store up to the first delta
     job.close()
     job.leave()
@@ -353,11 +337,8 @@ COLUMNS = (
 @benchmark(workloads="by-hand,p1,aggregate", devices="disk,1ms")
 def slow_disk(
     report: Report,
-    workloads: Annotated[
-        str,
-        typer.Option(help="by-hand (rocksdict alone), p1 to p9, aggregate, deduplicate; commas, or 'all'."),
-    ] = _AIMED_AT,
-    devices: Annotated[str, typer.Option(help="memory, disk, 0.2ms, 1ms, 5ms; or 'all'.")] = "all",
+    workloads: Annotated[str, typer.Option(help=f"{', '.join(WORKLOADS)}; or 'all'.")] = _AIMED_AT,
+    devices: Annotated[str, typer.Option(help=f"{', '.join(DEVICES)}; or 'all'.")] = "all",
     state_keys: Annotated[int, typer.Option(min=1_000, help="Keys in the state, of 100 bytes.")] = 1_000_000,
     records: Annotated[int, typer.Option(min=100, help="Records a micro-batch; of sync fewer.")] = 50_000,
     rounds: Rounds = 2,

@@ -23,6 +23,8 @@ from bench.processor_time import Spent, TreeClocks
 from bench.session import batch_seconds, changelog_writer, files_stream, run_to_end, session
 from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
 
+Rows = Iterator[Row]
+Facts = dict[str, Any]
 _WARM_UP = 1
 """Micro-batches of changes that are not measured, and runs of the batch engine."""
 _COLUMNS = (
@@ -74,9 +76,7 @@ def tpch(
         )
 
 
-def measure(
-    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool
-) -> Iterator[Row]:
+def measure(spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool) -> Rows:
     """The row of one query."""
     facts = _kept(spark, folder, name, sql, files, mode)
     for table in KEYS:
@@ -97,9 +97,7 @@ def measure(
     yield Row(name=name, facts=facts)
 
 
-def _kept(
-    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool
-) -> dict[str, Any]:
+def _kept(spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool) -> Facts:
     """Run the statement as a streaming query over all micro-batches, async with ``mode``."""
     own = {"async-state.enabled": mode, "async-state.local-dir": str(folder / "local")}
     state: list[Progress] = []
@@ -116,10 +114,9 @@ def _kept(
         job.source(table, stream, changelog=True, primary_key=keys)
     job.sql(sql, name=name).to(changelog_writer(folder / "sink"), name="result")
     by_batch = batch_seconds(run_to_end(job, folder / "checkpoint"))
-    measured = [Spent(one, used.cpu_seconds) for one, used in zip(by_batch, spent, strict=True)][
-        1 + _WARM_UP :
-    ]
-    facts: dict[str, Any] = {"first_s": by_batch[0]}
+    measured = [Spent(each, used.cpu_seconds) for each, used in zip(by_batch, spent, strict=True)]
+    measured = measured[1 + _WARM_UP :]
+    facts: Facts = {"first_s": by_batch[0]}
     facts["kept_s"], facts["kept_cpu_s"] = medians(measured, scale=1)
     last = state[-1]["operators"].values()
     facts["state_bytes"] = sum(int(one["state_bytes"] or 0) for one in last)

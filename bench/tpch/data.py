@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from bench.frame.measure import CaseError, stamp
 from bench.nexmark.oracle import read_queries
@@ -48,13 +49,12 @@ def queries(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     validates results with."""
     found = {}
     for (name, *known), text in read_queries(Path(__file__).with_name("queries.sql")):
-        pairs = (line.partition("=") for line in known)
-        values = {key.strip(): value.strip() for key, _, value in pairs}
+        values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in known)}
         found[name] = text.format_map(values | dict(parameters.get(name, {})))
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChangeFiles:
     """``changes / table``: a Parquet file a micro-batch, with ``row_kind``. ``last / table``: one file, the rows after
     the last micro-batch. ``rows`` and ``changed``: of all tables, in the first micro-batch and in each later one."""
@@ -62,8 +62,8 @@ class ChangeFiles:
     changes: Path
     last: Path
     micro_batches: int
-    rows: int
-    changed: int
+    rows: int = 0
+    changed: int = 0
 
 
 def write_changes(folder: Path, scale: float, batches: int, share: float, threads: int) -> ChangeFiles:
@@ -73,14 +73,14 @@ def write_changes(folder: Path, scale: float, batches: int, share: float, thread
     """
     rows = folder / "rows"
     _generate(rows, scale)
-    found = ChangeFiles(folder / "changes", folder / "last", batches + 1, 0, 0)
-    first = total = 0
+    found = ChangeFiles(folder / "changes", folder / "last", batches + 1)
     with duckdb.connect(config={"threads": threads, "temp_directory": str(folder / "duckdb")}) as connection:
         for table in KEYS:
-            counts = _write_table(connection, rows / f"{table}.parquet", table, found, share)
-            first, total = first + counts[0], total + sum(counts[1:])
+            first, *later = _write_table(connection, rows / f"{table}.parquet", table, found, share)
+            found.rows, found.changed = found.rows + first, found.changed + sum(later)
+    found.changed //= batches
     shutil.rmtree(rows)
-    return ChangeFiles(found.changes, found.last, batches + 1, first, total // max(batches, 1))
+    return found
 
 
 def _generate(folder: Path, scale: float) -> None:
@@ -93,51 +93,42 @@ def _generate(folder: Path, scale: float) -> None:
         raise CaseError(f"tpchgen-cli ended with {done.returncode}: {done.stderr.strip()}")
 
 
-def _write_table(
-    connection: duckdb.DuckDBPyConnection, rows: Path, table: str, files: ChangeFiles, share: float
-) -> list[int]:
+def _write_table(database: Connection, rows: Path, table: str, files: ChangeFiles, share: float) -> list[int]:
     """Write a table's files; returns the changes of each micro-batch."""
     folder, counts = files.changes / table, []
     folder.mkdir(parents=True)
     files.last.mkdir(exist_ok=True)
     # A number from 0 to 1 by key: the micro-batch in which it changes, and what happens then.
     place = f"(hash({_GROWING.get(table) or ', '.join(KEYS[table])}) % 1000003 / 1000003)"
-    changed = _CHANGED.get(table)
     # Of few suppliers the generator gives a part one of them twice.
     source = f"(SELECT DISTINCT ON ({', '.join(KEYS[table])}) * FROM '{rows}' ORDER BY ALL)"
-    connection.execute(
+    database.execute(
         f"CREATE OR REPLACE TEMP VIEW placed AS SELECT *, floor({place} / {share}) + 1 AS batch, "
         f"floor({place} % {share} / {share} * 3) AS what FROM {source if table == 'partsupp' else repr(str(rows))}"
     )
-    old = new = "* EXCLUDE (batch, what)"
-    if changed is not None:
-        kinds = {name: kind for name, kind, *_ in connection.execute("DESCRIBE placed").fetchall()}
-        replaced = (f"CAST({value} AS {kinds[name]}) AS {name}" for name, value in changed.items())
-        new = f"{old} REPLACE ({', '.join(replaced)})"
-    last = files.micro_batches - 1
+    old, changed = "* EXCLUDE (batch, what)", _CHANGED.get(table, {})
+    kinds = {name: kind for name, kind, *_ in database.execute("DESCRIBE placed").fetchall()}
+    replaced = ", ".join(f"CAST({value} AS {kinds[name]}) AS {name}" for name, value in changed.items())
+    new = f"{old} REPLACE ({replaced})" if changed else old
+    last = files.micro_batches - 1 if changed else 0  # a table that does not change has one micro-batch
     is_new, goes = ("what = 0", "what = 1") if table in _GROWING else ("false", "false")
-    for batch in range(files.micro_batches if changed is not None else 1):
+    stays = f"NOT ({is_new} OR {goes})"
+    kinds_of_change = (("+I", old, is_new), ("-D", old, goes), ("-U", old, stays), ("+U", new, stays))
+    for batch in range(last + 1):
         parts = [f"SELECT '+I' AS row_kind, {old} FROM placed WHERE NOT (batch <= {last} AND {is_new})"]
         if batch:
             parts = [
-                f"SELECT '+I' AS row_kind, {old} FROM placed WHERE batch = {batch} AND {is_new}",
-                f"SELECT '-D' AS row_kind, {old} FROM placed WHERE batch = {batch} AND {goes}",
-                f"SELECT '-U' AS row_kind, {old} FROM placed WHERE batch = {batch} AND NOT ({is_new} OR {goes})",
-                f"SELECT '+U' AS row_kind, {new} FROM placed WHERE batch = {batch} AND NOT ({is_new} OR {goes})",
+                f"SELECT '{kind}' AS row_kind, {columns} FROM placed WHERE batch = {batch} AND {which}"
+                for kind, columns, which in kinds_of_change
             ]
-        if changed is None:
-            parts = [f"SELECT '+I' AS row_kind, {old} FROM placed"]
-        counts.append(_copy(connection, " UNION ALL ".join(parts), folder / f"{batch:06d}.parquet", batch))
+        counts.append(_copy(database, " UNION ALL ".join(parts), folder / f"{batch:06d}.parquet", batch))
     parts = [f"SELECT {old} FROM placed WHERE batch > {last} OR ({is_new})"]
-    if changed is None:
-        parts = [f"SELECT {old} FROM placed"]
-    else:
-        parts.append(f"SELECT {new} FROM placed WHERE batch <= {last} AND NOT ({is_new} OR {goes})")
-    _copy(connection, " UNION ALL ".join(parts), files.last / f"{table}.parquet", 0)
+    parts += [f"SELECT {new} FROM placed WHERE batch <= {last} AND {stays}"]
+    _copy(database, " UNION ALL ".join(parts), files.last / f"{table}.parquet", 0)
     return counts
 
 
-def _copy(connection: duckdb.DuckDBPyConnection, sql: str, path: Path, number: int) -> int:
+def _copy(connection: Connection, sql: str, path: Path, number: int) -> int:
     ((count,),) = connection.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)").fetchall()
     stamp(path, number)
     return int(count)

@@ -57,12 +57,8 @@ def test_checkpoints_run_tiny_and_draw_a_picture(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_the_state_is_kept_and_nothing_else_is_written(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = []
-    job = Job(
-        tmp_path,
-        count_and_sum(),
-        settings(tmp_path, snapshot_interval=1),
-        on_output=lambda out: rows.extend(out.to_pylist()),
-    )
+    job = Job(tmp_path, count_and_sum(), settings(tmp_path, snapshot_interval=1))
+    job.on_output = lambda out: rows.extend(out.to_pylist())
     keys = np.arange(5, dtype=np.int64)
     with without_checkpoint():
         for _ in range(3):

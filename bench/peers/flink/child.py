@@ -55,10 +55,8 @@ def _queried(tables: Any, run: dict[str, Any], columns: str, query: str) -> floa
         tables.execute_sql(f"INSERT INTO dropped {query}").wait()
     else:
         os.makedirs(run["rows"])
-        with (
-            tables.execute_sql(query).collect() as rows,
-            open(f"{run['rows']}/part-0", "w", encoding="utf-8") as out,
-        ):
+        path = f"{run['rows']}/part-0"
+        with tables.execute_sql(query).collect() as rows, open(path, "w", encoding="utf-8") as out:
             for row in rows:
                 named = {"row_kind": str(row.get_row_kind()), **dict(zip(run["columns"], row, strict=True))}
                 out.write(json.dumps(named, default=str) + "\n")

@@ -98,7 +98,7 @@ def _of_query(
             result.seconds.append(statistics.median(batch_ms) / 1e3)
             result.cpu_seconds += [] if cpu_seconds is None else [cpu_seconds / len(batch_ms)]
         else:
-            _add(result, *flink.query_seconds(spec, events, sizes, FLINK_PEERS[name][1]), sizes)
+            _add(result, sizes, *flink.query_seconds(spec, events, sizes, FLINK_PEERS[name][1]))
 
     failed = in_turns(names, 1, check)
     able = [name for name in names if name not in failed and not results[name].wrong]
@@ -129,7 +129,7 @@ def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, te
         result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
         for number in range(0 if result.wrong else plan.repeat):
             tell(f"{label}: pyflink, run {number + 1}/{plan.repeat}")
-            _add(result, *flink.keyed_seconds(kind, short, long), sizes)
+            _add(result, sizes, *flink.keyed_seconds(kind, short, long))
     except CaseError as error:
         result.failed, result.seconds = str(error), []
     return result
@@ -149,7 +149,7 @@ def share_of_good(rows: Sequence[Row]) -> list[Row]:
     return [Row(name=name, facts={"share": share})]
 
 
-def _add(result: Throughput, short: Spent, long: Spent, sizes: Sizes) -> None:
+def _add(result: Throughput, sizes: Sizes, short: Spent, long: Spent) -> None:
     """The time of the additional rows of the long input; its whole time if that is too small (tiny inputs)."""
     rows = sizes.long - sizes.short
     if long.seconds <= short.seconds:
