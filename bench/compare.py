@@ -1,9 +1,8 @@
 """What has become worse: two results of a benchmark, or one and the baseline kept in ``baseline``, a file a benchmark.
 
-Owns: ``python -m bench compare``; ``Baseline`` and ``MEASURED``; the verdict on each figure. Invariant: across
-machines only ratios taken within one run are compared; a change counts if it is larger than the threshold and the
-spreads of the two runs do not overlap. Must not import Spark or asyncstate: what is measured runs in processes of its
-own.
+Owns: ``python -m bench compare``; ``Baseline`` and ``MEASURED``; the verdict on each figure. Invariant: across machines
+only ratios taken within one run are compared; a change counts if it is larger than the threshold and the spreads of the
+two runs do not overlap. Must not import Spark or asyncstate: what is measured runs in processes of its own.
 """
 
 from __future__ import annotations
@@ -63,11 +62,8 @@ def compare(
     results: Annotated[Path | None, typer.Option(help="An --output to hold against the baseline.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Store the results as the baseline.")] = False,
 ) -> None:
-    """Show what has become worse; exit code 1 if a figure has.
-
-    With two files the second is held against the first. Without any, the benchmarks of the baseline run, some minutes
-    on an idle machine, and are held against it.
-    """
+    """Show what has become worse; exit code 1 if a figure has. With two files the second is held against the first.
+    Without any, the benchmarks of the baseline run, some minutes on an idle machine, and are held against it."""
     if (before is None) != (after is None) or (before is not None and (results is not None or update)):
         raise typer.BadParameter("give two files, or none; --results FOLDER takes in a run")
     with Report("compare") as report:

@@ -1,9 +1,7 @@
 """One operator on one partition without Spark, and its rows: what the benchmarks that compare state access run.
 
-The rows of most of these benchmarks, ``INPUT``, have an int64 key and an int64 value.
-Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta and the end of
-compaction.
-Must not import Spark.
+The rows of most of these benchmarks, ``INPUT``, have an int64 key and an int64 value. Invariant: a Job runs exactly
+what a Spark task runs, from the open store to the uploaded delta and the end of compaction. Must not import Spark.
 """
 
 from __future__ import annotations
@@ -77,12 +75,10 @@ class _Base(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """Runs micro-batches through the real runtime, store and delta.
-
-    ``resumed``: goes on where a Job in ``folder`` was when it stopped after ``leave``. ``config``, ``watermark`` and
-    ``on_output``, which is given the output, may be replaced between micro-batches. The store is kept in ``local``, by
-    default in ``folder``, next to the checkpoint; ``wrap_store`` and ``memory`` are as in ``run_partitions``.
-    """
+    """Runs micro-batches through the real runtime, store and delta. ``resumed``: goes on where a Job in ``folder`` was
+    when it stopped after ``leave``. ``config``, ``watermark`` and ``on_output``, which is given the output, may be
+    replaced between micro-batches. The store is kept in ``local``, by default in ``folder``, next to the checkpoint;
+    ``wrap_store`` and ``memory`` are as in ``run_partitions``."""
 
     def __init__(
         self,

@@ -62,11 +62,9 @@ _BACKFILL = (
 
 def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: float | None) -> dict[str, Any]:
     """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys.
-
     ``cache_share`` is the part of the rows that the caches have room for; None: as configured by default. The facts:
     seconds and processor seconds of each counted micro-batch, and the seconds that it waited for a compaction; bytes of
-    memory at the end (``parts`` of it by owner), and the highest one.
-    """
+    memory at the end (``parts`` of it by owner), and the highest one."""
     tuning = Tuning()
     if cache_share is not None:
         blocks = max(_MIB, int(cache_share * keys * _BLOCK_BYTES))
@@ -143,10 +141,8 @@ _SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, f
 
 
 def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, Any]:
-    """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each.
-
-    ``memory_bytes`` is by how much the process has grown at most, ``content`` names all that was stored.
-    """
+    """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each. ``memory_bytes`` is by how much
+    the process has grown at most, ``content`` names all that was stored."""
     options = {
         "async-state.enabled": mode == "async",
         "async-state.memory": "1024gb",

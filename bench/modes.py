@@ -48,10 +48,8 @@ _BASE_US = 1_600_000_000_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """One operator. ``inputs`` get the same rows each; ``share`` of them, for those that are dear.
-
-    The state has as small a share of its keys, unless ``keys_share`` says otherwise.
-    """
+    """One operator. ``inputs`` get the same rows each; ``share`` of them, for those that are dear. The state has as
+    small a share of its keys, unless ``keys_share`` says otherwise."""
 
     make: Callable[[], Operator]
     inputs: int = 1
@@ -192,11 +190,9 @@ def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """Confidence interval (at least 95%) of the median of the distribution of ``values``.
-
-    By ranks, so for any distribution: the number of values below the median is binomial. Fewer than six values are not
-    enough for it; they give their extremes.
-    """
+    """Confidence interval (at least 95%) of the median of the distribution of ``values``. By ranks, so for any
+    distribution: the number of values below the median is binomial. Fewer than six values are not enough for it; they
+    give their extremes."""
     ordered, count = sorted(values), len(values)
     rank, tail = 0, 1 / 2**count
     while tail <= (1 - CONFIDENCE) / 2:

@@ -52,11 +52,9 @@ def tree_seconds(pid: int) -> float | None:
 
 
 def spent_seconds(before: dict[int, float] | None, after: dict[int, float] | None) -> float | None:
-    """The seconds between two ``tree_times``; None where they are not known.
-
-    What a process has used that was there before and has ended is not in it: nobody waits for Spark's Python workers,
-    so in the difference of two ``tree_seconds`` all that they had used would count as time that was given back.
-    """
+    """The seconds between two ``tree_times``; None where they are not known. What a process has used that was there
+    before and has ended is not in it: nobody waits for Spark's Python workers, so in the difference of two
+    ``tree_seconds`` all that they had used would count as time that was given back."""
     if before is None or after is None:
         return None
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())

@@ -1,10 +1,8 @@
 """What each feedback rule of the engine brings: the same micro-batches with the rule and without it.
 
 Invariant: both sides of a pair run the same keys in the same process over stores, caches and paces of their own, in
-turn, the order turned round each time; a rule is off only while its side runs.
-
-Processor time, but seconds of the clock on the slow device, where nearly all of it is waiting. A ratio above 1 is what
-is lost without the rule.
+turn, the order turned round each time; a rule is off only while its side runs. Processor time, but seconds of the clock
+on the slow device, where nearly all of it is waiting. A ratio above 1 is what is lost without the rule.
 """
 
 from __future__ import annotations

@@ -40,10 +40,8 @@ def local_conf(folder: Path, cores: int) -> dict[str, str]:
 @contextmanager
 def session(name: str, folder: Path, cores: int, conf: Conf | None = None) -> Iterator[SparkSession]:
     """A session on ``cores`` local cores with ``local_conf`` overlaid by ``conf``, stopped at the end. What its JVM and
-    its Python workers ever write to stderr, a lot on a good run, goes to ``LOG`` in ``folder``.
-
-    Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
-    """
+    its Python workers ever write to stderr, a lot on a good run, goes to ``LOG`` in ``folder``. Raises
+    EnvironmentSetupError if the machine has no JDK that Spark can start."""
     folder.mkdir(parents=True, exist_ok=True)
     stderr = os.dup(2)
     with (folder / LOG).open("ab") as log:

@@ -77,10 +77,8 @@ class Recovered(msgspec.Struct, frozen=True):
 
 def recover(folder: str, size: tuple[int, int, int], copied: bool, micro_batch: bool) -> Recovered:
     """Recover from ``folder``, in a folder for local stores that did not exist; ``size``: keys in the state, changed
-    keys and seed. Run a first micro-batch, or else read one key.
-
-    ``copied``: copy files out of the checkpoint as from another disk, where otherwise they are linked.
-    """
+    keys and seed. Run a first micro-batch, or else read one key. ``copied``: copy files out of the checkpoint as from
+    another disk, where otherwise they are linked."""
     source = Path(folder)
     files = instead(driven.CopiedFiles) if copied else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
@@ -141,10 +139,8 @@ def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> Dr
 
 
 def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> Recovered:
-    """What the operator takes for the history, without a checkpoint; digest of its output for the next rows.
-
-    What a replay takes besides does not count: reading the input, Spark, the exchange.
-    """
+    """What the operator takes for the history, without a checkpoint; digest of its output for the next rows. What a
+    replay takes besides does not count: reading the input, Spark, the exchange."""
     output = xxhash.xxh3_128()
     job = Job(folder, count_and_sum(), settings(folder))
     seconds = cpu = 0.0
@@ -248,11 +244,9 @@ def has_snapshot(folder: Path, batch_id: int) -> bool:
 
 
 def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
-    """Measure ``CORES`` partitions, each with ``state_keys`` of which a micro-batch changes ``changed``.
-
-    A micro-batch is timed from the call of its function to its return; the input is a Parquet file, the sink takes
-    every row and drops it.
-    """
+    """Measure ``CORES`` partitions, each with ``state_keys`` of which a micro-batch changes ``changed``. A micro-batch
+    is timed from the call of its function to its return; the input is a Parquet file, the sink takes every row and
+    drops it."""
     report.tell("commits: starting Spark and filling the state")
     folder = report.folder / "spark"
     with session("asyncstate-checkpoints", folder, CORES) as spark:
@@ -294,11 +288,8 @@ BYTES_NOTE = (
 
 def checkpoint_bytes(folder: Path, keys: int, changed: int, batches_min: int, seed: int) -> dict[str, float]:
     """What goes into the checkpoint: means a micro-batch, in bytes, over as many whole snapshot intervals as
-    ``batches_min`` need, after the first snapshot.
-
-    Filling leaves some large runs, whose merging has nothing to do with what is measured: the state is made one run,
-    and the snapshot that uploads it is not counted.
-    """
+    ``batches_min`` need, after the first snapshot. Filling leaves some large runs, whose merging has nothing to do with
+    what is measured: the state is made one run, and the snapshot that uploads it is not counted."""
     counts: dict[str, int] = {}
     with instead(lambda place: driven.CountedFiles(place, counts), task_stores, driver):
         job = DrivenJob(folder, settings(folder))
@@ -344,10 +335,8 @@ class Part(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much to measure; keys a partition. ``commit_changed``: the first number has an aim.
-
-    ``long_states`` are run with ``long_changed`` keys until each key has been changed ``_LONG_RUN`` times on average.
-    """
+    """How much to measure; keys a partition. ``commit_changed``: the first number has an aim. ``long_states`` are run
+    with ``long_changed`` keys until each key has been changed ``_LONG_RUN`` times on average."""
 
     commit_state: int = 1_000_000
     commit_changed: tuple[int, ...] = (100_000, 10_000)

@@ -58,11 +58,9 @@ def turns(
     turned: bool = True,
     clocks: type[Clocks] | type[TreeClocks] = Clocks,
 ) -> dict[str, list[Spent]]:
-    """What each side takes in ``rounds`` rounds, after ``warm_up`` ones that do not count.
-
-    All sides of a round get the same of ``given``. The order turns round each time unless ``turned`` is False, and
-    garbage is collected before each run, so that no side pays for another.
-    """
+    """What each side takes in ``rounds`` rounds, after ``warm_up`` ones that do not count. All sides of a round get the
+    same of ``given``. The order turns round each time unless ``turned`` is False, and garbage is collected before each
+    run, so that no side pays for another."""
     spent: dict[str, list[Spent]] = {name: [] for name in sides}
     for number in range(warm_up + rounds):
         this = None if given is None else next(given)
@@ -109,10 +107,8 @@ def ratio(mine: Sequence[Spent], others: Sequence[Spent], cpu: bool = False) -> 
 
 def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None) -> T:
     """``function`` of a module in a process of its own, so that heap, caches and highest memory are its alone.
-
     Arguments and result travel as JSON by their annotated types; ``environment`` replaces this process's variables.
-    Raises CaseError if the process fails or takes hours.
-    """
+    Raises CaseError if the process fails or takes hours."""
     what = f"{function.__module__}:{function.__qualname__}"
     with tempfile.TemporaryDirectory(prefix="asyncstate-case-") as name:
         given, found, log = (Path(name, part) for part in ("given", "found", "log"))

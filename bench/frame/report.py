@@ -58,9 +58,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One line: of ``group``, which has a line of its own above its rows, and ``name``; ``facts`` are the columns.
-
-    ``failed`` and ``skipped`` say why there are no facts, ``wrong`` what was wrong with the result.
-    """
+    ``failed`` and ``skipped`` say why there are no facts, ``wrong`` what was wrong with the result."""
 
     name: str
     group: str = ""
@@ -112,9 +110,7 @@ def ms(value: float) -> str:
 
 class Column(NamedTuple):
     """``heading`` (its last word has a line of its own) over a fact; ``fact`` may name two for a spread, ``low high``.
-
-    With ``bars`` the column is drawn; they name the facts where the whiskers end, or are empty.
-    """
+    With ``bars`` the column is drawn; they name the facts where the whiskers end, or are empty."""
 
     heading: str
     fact: str
@@ -222,12 +218,9 @@ Measure = Callable[..., Iterable[Row]]
 
 class Report:
     """The rows of one run of a benchmark. Use as a context manager: at its end the tables are shown, and the command
-    ends with 1 if a result is wrong, 2 if a case failed.
-
-    ``folder`` is scratch room. A ``tiny`` run shows that it runs, in this process alone where that will do. With
-    ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row, and at the end a picture a table,
-    ``BENCH.png``, ``BENCH-2.png`` and so on.
-    """
+    ends with 1 if a result is wrong, 2 if a case failed. ``folder`` is scratch room. A ``tiny`` run shows that it runs,
+    in this process alone where that will do. With ``output`` all rows and ``facts`` are written to ``BENCH.json`` after
+    each row, and at the end a picture a table, ``BENCH.png``, ``BENCH-2.png`` and so on."""
 
     def __init__(
         self,
@@ -386,9 +379,7 @@ def sides(
 
 def benchmark(**small: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The command of a benchmark: a function of its Report and of options of its own, which are facts of the Report.
-
-    All have ``--tiny``, ``--folder`` and ``--output``; ``small`` are what options are in a tiny run.
-    """
+    All have ``--tiny``, ``--folder`` and ``--output``; ``small`` are what options are in a tiny run."""
 
     def command_of(function: Callable[..., None]) -> Callable[..., None]:
         def command(*, tiny: bool, folder: Path | None, output: Path | None, **options: Any) -> None:

@@ -73,8 +73,7 @@ class Sink:
 class Engine:
     """One who does the work. ``peer`` is its name in ``bench.peers``; ``direct`` writes to Spark's sink ``noop`` itself
     instead of through ``foreachBatch``. ``graph``: a job of asyncstate's that is a graph; the sink gets Arrow.
-    ``work``: the work of ``bench.peers.ours``, if it is another.
-    """
+    ``work``: the work of ``bench.peers.ours``, if it is another."""
 
     name: str
     title: str
@@ -106,12 +105,10 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
 
 @dataclass(frozen=True)
 class Keyed:
-    """How the numbers that a source counts up become the rows of a work, and come out again.
-
-    ``fixed`` is the key of number ``value`` where the state has ``{keys}`` keys; ``steady`` the key where each number
-    has to be known by what comes out for it, and ``number``, for so many keys, that number by the columns that come
-    out. ``each``: a row comes out for each number; otherwise one for the last of a key in a micro-batch.
-    """
+    """How the numbers that a source counts up become the rows of a work, and come out again. ``fixed`` is the key of
+    number ``value`` where the state has ``{keys}`` keys; ``steady`` the key where each number has to be known by what
+    comes out for it, and ``number``, for so many keys, that number by the columns that come out. ``each``: a row comes
+    out for each number; otherwise one for the last of a key in a micro-batch."""
 
     fixed: str
     steady: str
@@ -226,12 +223,9 @@ def _serve(line: Connection, rate: int, count: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much, by the engines of these names.
-
-    Micro-batches of each of ``sizes`` rows, ``batches`` a turn after ``opening`` ones, ``turns`` that count, on
-    ``keys`` keys. ``rate`` events a second for ``warm_up`` seconds that do not count and ``seconds`` that do, on
-    ``steady_keys``.
-    """
+    """How much, by the engines of these names. Micro-batches of each of ``sizes`` rows, ``batches`` a turn after
+    ``opening`` ones, ``turns`` that count, on ``keys`` keys. ``rate`` events a second for ``warm_up`` seconds that do
+    not count and ``seconds`` that do, on ``steady_keys``."""
 
     folder: Path
     engines: Sequence[str]
@@ -383,10 +377,8 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
 
 
 def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]:
-    """What is wrong with the numbers that came out, a micro-batch each.
-
-    All are to come out once; unless ``each``, the last of every key, and the others at most once.
-    """
+    """What is wrong with the numbers that came out, a micro-batch each. All are to come out once; unless ``each``, the
+    last of every key, and the others at most once."""
     found, times = np.unique(np.concatenate(numbers), return_counts=True)
     wanted = np.arange(0 if each else max(0, plan.count - plan.steady_keys), plan.count)
     problems = (

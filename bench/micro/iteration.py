@@ -1,12 +1,10 @@
 """Cost of iterating a map or a list, compared with rocksdict's own iteration over the same entries.
 
-Owns: the iterating operators, and the hand-written scans that are the floors.
-Invariant: both sides give the same entries as Python objects in a list, page by page, from state that is in memory, and
-are measured in processor time: nothing waits, and other load on the machine does not count.
-
-Two floors each. *scan*: rocksdict's entries as they are, bytes; an entry is a map entry or a list element with a key
-of its own. *decode*: also decoded into Python numbers by ``struct``; for the list, from chunks of many elements, which
-is the fastest layout to write by hand.
+Owns: the iterating operators, and the hand-written scans that are the floors. Invariant: both sides give the same
+entries as Python objects in a list, page by page, from state that is in memory, and are measured in processor time:
+nothing waits, and other load on the machine does not count. Two floors each. *scan*: rocksdict's entries as they are,
+bytes; an entry is a map entry or a list element with a key of its own. *decode*: also decoded into Python numbers by
+``struct``; for the list, from chunks of many elements, which is the fastest layout to write by hand.
 """
 
 from __future__ import annotations

@@ -50,11 +50,9 @@ class Size(NamedTuple):
 
 
 class Place(ExitStack):
-    """Where both sides of one mode are; what they open is closed at its end.
-
-    ``state_cpu``: processor seconds in the state path of each of our runs, where a case measures them; ``recorded``:
-    what our last run has read, where the floor repeats it.
-    """
+    """Where both sides of one mode are; what they open is closed at its end. ``state_cpu``: processor seconds in the
+    state path of each of our runs, where a case measures them; ``recorded``: what our last run has read, where the
+    floor repeats it."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()
@@ -87,10 +85,8 @@ class Place(ExitStack):
 @dataclass(frozen=True)
 class Case:
     """What is measured of ``group``: ``floor`` and ``ours`` make the sides, with their states, in a place of each mode.
-
     ``given`` are the micro-batches of ``units``; ``path_aim``: the state path has a row, too. ``repeats``: the floor
-    repeats what ours has done, so that ours is first and the order does not turn.
-    """
+    repeats what ours has done, so that ours is first and the order does not turn."""
 
     group: str
     aim: float

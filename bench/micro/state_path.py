@@ -1,12 +1,11 @@
 """Cost of an operator's state path, compared with the same reads and writes by hand.
 
-Invariant: the floor repeats the gets and scans of the operator, and writes the same entries, in one sorted file,
-from arrays and into arrays; it decides nothing.
-
-Two metrics: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state path,
-which is the time in calls of state objects and of sorted input buffers, and the commit. It and its counterpart are
-processor time of the thread: all work is on one thread, and with other load on the machine the noise in ratios of wall
-times exceeded the effect. By hand no value is decoded: the bytes become one array with offsets.
+Invariant: the floor repeats the gets and scans of the operator, and writes the same entries, in one sorted file, from
+arrays and into arrays; it decides nothing. Two metrics: the whole micro-batch, from Arrow rows to Arrow rows and the
+uploaded delta; and of that the state path, which is the time in calls of state objects and of sorted input buffers, and
+the commit. It and its counterpart are processor time of the thread: all work is on one thread, and with other load on
+the machine the noise in ratios of wall times exceeded the effect. By hand no value is decoded: the bytes become one
+array with offsets.
 """
 
 from __future__ import annotations

@@ -39,11 +39,9 @@ _WARM_UP_EVENTS, _WARM_UP_BATCHES = 10_000, 2
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What to run: ``events`` in micro-batches of so many, below ``folder``, which the caller owns.
-
-    ``cores`` for Spark, and so partitions of the state and files a micro-batch; ``seed`` of the generator; ``sql``:
-    queries by ``job.sql``, instead of operators by hand.
-    """
+    """What to run: ``events`` in micro-batches of so many, below ``folder``, which the caller owns. ``cores`` for
+    Spark, and so partitions of the state and files a micro-batch; ``seed`` of the generator; ``sql``: queries by
+    ``job.sql``, instead of operators by hand."""
 
     folder: Path
     events: int
@@ -80,10 +78,8 @@ class _Run(NamedTuple):
 
 
 class NexmarkRunner:
-    """Runs queries on one set of events in one session.
-
-    The events are written, and the expected results computed, when they are first needed.
-    """
+    """Runs queries on one set of events in one session. The events are written, and the expected results computed, when
+    they are first needed."""
 
     def __init__(self, spark: SparkSession, settings: RunSettings) -> None:
         self._spark, self._settings = spark, settings
@@ -110,11 +106,9 @@ class NexmarkRunner:
         shutil.rmtree(folder)
 
     def run(self, query: str, async_enabled: bool) -> QueryResult:
-        """Run one query in one mode from nothing, and check its result.
-
-        Raises whatever the streaming query fails with. A wrong result does not raise: ``QueryResult.problems`` says
-        what is wrong, and the folder of the run is kept.
-        """
+        """Run one query in one mode from nothing, and check its result. Raises whatever the streaming query fails with.
+        A wrong result does not raise: ``QueryResult.problems`` says what is wrong, and the folder of the run is
+        kept."""
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)

@@ -1,9 +1,8 @@
 """Is a streaming result the right one?
 
-Owns: netting a changelog to the table it describes, and the difference of that table from the expected one.
-Invariant: a result is right only if names, types and every row with its multiplicity agree; doubles may
-differ by one part in 10**9. Nothing is sampled.
-Must not import Spark.
+Owns: netting a changelog to the table it describes, and the difference of that table from the expected one. Invariant:
+a result is right only if names, types and every row with its multiplicity agree; doubles may differ by one part in
+10**9. Nothing is sampled. Must not import Spark.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ class ComparisonResult:
 
 
 def compare(connection: Connection, expected_sql: str, actual: Path | str) -> ComparisonResult:
-    """Compare the changelog in the Parquet files under ``actual`` with the rows of ``expected_sql``.
-
-    The changelog is netted: ``+I`` and ``+U`` count a row up, ``-U`` and ``-D`` count an equal row down.
-    Without a ``row_kind`` column every row is ``+I``.
-    """
+    """Compare the changelog in the Parquet files under ``actual`` with the rows of ``expected_sql``. The changelog is
+    netted: ``+I`` and ``+U`` count a row up, ``-U`` and ``-D`` count an equal row down. Without a ``row_kind`` column
+    every row is ``+I``."""
 
     def number(sql: str) -> int:
         ((found,),) = connection.execute(sql).fetchall()
@@ -131,10 +128,8 @@ def _collect_differences(connection: Connection, columns: dict[str, str], has_ki
 
 
 def _forgive_rounding(connection: Connection, columns: dict[str, str], floats: list[str]) -> None:
-    """Drop pairs, one missing and one unexpected, that differ in floats by rounding only.
-
-    Rows that agree in the other columns are paired in the order of their floats.
-    """
+    """Drop pairs, one missing and one unexpected, that differ in floats by rounding only. Rows that agree in the other
+    columns are paired in the order of their floats."""
     exact = [_quoted(name) for name in columns if name not in floats]
     order = ", ".join(map(_quoted, floats))
     partition = f"PARTITION BY {', '.join(exact)}" if exact else ""

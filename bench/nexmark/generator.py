@@ -1,10 +1,9 @@
 """Nexmark events as Spark column expressions over a sequence of event ids, and as Parquet files in event order.
 
-Invariant: the row of an id depends on the id and the configuration only: streaming, batch, any partitioning
-and any scale give the same rows. No expression can overflow, so that ANSI mode is no matter. Built-in expressions only:
-Spark compiles them, and no Python runs. Files sort by modification time and by name in the order of their events, so
-that a file stream which takes ``files_per_micro_batch`` files a trigger sees micro-batch k as the events
-[k * m, (k + 1) * m).
+Invariant: the row of an id depends on the id and the configuration only: streaming, batch, any partitioning and any
+scale give the same rows. No expression can overflow, so that ANSI mode is no matter. Built-in expressions only: Spark
+compiles them, and no Python runs. Files sort by modification time and by name in the order of their events, so that a
+file stream which takes ``files_per_micro_batch`` files a trigger sees micro-batch k as the events [k * m, (k + 1) * m).
 Must not import asyncstate beyond its errors.
 
 Source: ``NexmarkConfiguration`` and the generator of github.com/nexmark/nexmark, with these differences: event times
@@ -202,11 +201,9 @@ def _channel_and_url(config: GeneratorConfig) -> tuple[Column, Column]:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random values for the entity that ``entity_id`` (a bigint column) names, independent by field.
-
-    Texts are cut from a constant, which takes some nanoseconds however long they are; from bytes, because a slice of
-    bytes is a copy while a slice of a string walks over the characters before it.
-    """
+    """Random values for the entity that ``entity_id`` (a bigint column) names, independent by field. Texts are cut from
+    a constant, which takes some nanoseconds however long they are; from bytes, because a slice of bytes is a copy while
+    a slice of a string walks over the characters before it."""
 
     entity_id: Column
     seed: int
@@ -306,9 +303,7 @@ def write_events(
 ) -> EventFiles:
     """Write the events 0 to ``events_ - 1`` as Parquet files in event order into a new folder, by one Spark job of
     which a partition of the sequence is a file. More files than one let Spark read a micro-batch on several cores.
-
-    Raises ConfigurationError if a number is out of range.
-    """
+    Raises ConfigurationError if a number is out of range."""
     if not 1 <= events_ <= MAX_EVENT_ID:
         raise ConfigurationError(f"Nexmark source: {events_} events; ask for 1 to {MAX_EVENT_ID}")
     if files_per_micro_batch < 1 or micro_batch_events < 1 or micro_batch_events % files_per_micro_batch:
@@ -342,10 +337,8 @@ def file_stream(spark: SparkSession, source: EventFiles) -> DataFrame:
 
 
 def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
-    """The kinds of events and the fields that a query needs, still as wide rows; for a stream or a batch.
-
-    Applied before ``foreachBatch``, because after it Spark no longer prunes columns in the file reader.
-    """
+    """The kinds of events and the fields that a query needs, still as wide rows; for a stream or a batch. Applied
+    before ``foreachBatch``, because after it Spark no longer prunes columns in the file reader."""
     kinds = {kind: EVENT_KINDS.index(kind) for kind in spec.needs}
     structs = {kind: F.struct(*[f"{kind}.{name}" for name in names]) for kind, names in spec.needs.items()}
     named = [F.when(F.col("event_type") == kinds[kind], one).alias(kind) for kind, one in structs.items()]

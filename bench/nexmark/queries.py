@@ -104,11 +104,8 @@ def q3(events: Stream) -> Stream:
 
 
 def q4(events: Stream) -> Stream:
-    """A join, the highest bid of each auction, and the mean of those, which retracts the rows it replaces.
-
-    Auctions and bids are insert-only, so their inner join is too: without its row kinds the highest bid
-    needs no log of all bids.
-    """
+    """A join, the highest bid of each auction, and the mean of those, which retracts the rows it replaces. Auctions and
+    bids are insert-only, so their inner join is too: without its row kinds the highest bid needs no log of all bids."""
     offers = auctions(events).select("id", "category", "dateTime AS opened", "expires")
     paired = _with_bids(offers, bids(events))
     in_time = paired.where("dateTime BETWEEN opened AND expires").select("id", "category", "price").drop(KIND)
@@ -177,11 +174,9 @@ def q8(events: Stream) -> Stream:
 
 
 def q9(events: Stream) -> Stream:
-    """Auctions joined with their bids in time; the highest of each auction, the earliest of equal ones.
-
-    Auctions and bids are insert-only, so their inner join is too: without its row kinds the ranking
-    keeps one row per auction instead of all.
-    """
+    """Auctions joined with their bids in time; the highest of each auction, the earliest of equal ones. Auctions and
+    bids are insert-only, so their inner join is too: without its row kinds the ranking keeps one row per auction
+    instead of all."""
     bid = bids(events).select("auction", "bidder", "price", "dateTime AS bid_dateTime", "extra AS bid_extra")
     in_time = _with_bids(auctions(events), bid).where("bid_dateTime BETWEEN dateTime AND expires").drop(KIND)
     return in_time.apply(ops.Rank([ops.desc("price"), "bid_dateTime"], 1), key="id", uid="winning")

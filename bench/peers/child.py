@@ -25,10 +25,8 @@ from bench.session import batch_seconds, changelog_writer, files_stream, session
 
 
 class Turns:
-    """The other end of the line.
-
-    ``waited`` has the seconds for which each micro-batch was held up, ``cpu`` the processor time when it went on.
-    """
+    """The other end of the line. ``waited`` has the seconds for which each micro-batch was held up, ``cpu`` the
+    processor time when it went on."""
 
     def __init__(self, line: Connection | None) -> None:
         self._line = line

@@ -1,12 +1,10 @@
 """One piece of work: its rows as files, checked small, then measured, side by side.
 
-A process gets each of its Runs, and ``GO`` for each micro-batch of one. It answers None when it waits for its turn,
-a Timed at the end of a Run, and a text, why, if it fails.
-
-Invariant: at most one process works at any moment. No peer with a wrong result on the small input is measured, and no
-metric counts as right if its last micro-batch was not. Files sort by name and by modification time in the order of
-their micro-batches, ``files`` of them each.
-Must not import Spark.
+A process gets each of its Runs, and ``GO`` for each micro-batch of one. It answers None when it waits for its turn, a
+Timed at the end of a Run, and a text, why, if it fails. Invariant: at most one process works at any moment. No peer
+with a wrong result on the small input is measured, and no metric counts as right if its last micro-batch was not. Files
+sort by name and by modification time in the order of their micro-batches, ``files`` of them each. Must not import
+Spark.
 """
 
 from __future__ import annotations
@@ -58,11 +56,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of each micro-batch, from its trigger to its commit.
-
-    ``cpu_seconds`` are those of processors: driver, JVM and Python workers, from a micro-batch's turn to the next
-    one's; the last one's are unknown. Empty where the system does not report them.
-    """
+    """Seconds of each micro-batch, from its trigger to its commit. ``cpu_seconds`` are those of processors: driver, JVM
+    and Python workers, from a micro-batch's turn to the next one's; the last one's are unknown. Empty where the system
+    does not report them."""
 
     seconds: list[float]
     cpu_seconds: list[float] = field(default_factory=list)
@@ -138,11 +134,8 @@ def take_turns(peers: Peers, alone: Mapping[str, int], together: int, tell: Tell
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure.
-
-    A slow peer gets as many rows a micro-batch as it would do in ``slow_seconds`` at the rate of the check's small
-    ones; of large ones it does up to four times as many a second.
-    """
+    """How much to measure. A slow peer gets as many rows a micro-batch as it would do in ``slow_seconds`` at the rate
+    of the check's small ones; of large ones it does up to four times as many a second."""
 
     folder: Path
     cores: int
@@ -189,11 +182,9 @@ class _Bench:
     tell: Callable[[str], None]
 
     def run(self, names: Sequence[str]) -> dict[str, Throughput]:
-        """Check, then measure those that were right. Processes are ended whatever happens.
-
-        Slow ones get an input of their size, by what they did with the last rows of the check. Each its own: Spark ends
-        Python processes that have had nothing to do for a minute, so a round must be shorter.
-        """
+        """Check, then measure those that were right. Processes are ended whatever happens. Slow ones get an input of
+        their size, by what they did with the last rows of the check. Each its own: Spark ends Python processes that
+        have had nothing to do for a minute, so a round must be shorter."""
         plan, work = self.plan, self.work
         running: dict[str, Running] = {}
         try:

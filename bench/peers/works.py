@@ -1,8 +1,7 @@
 """The work that all peers do: its rows, what must come out of it, and who does it.
 
 Invariant: rows are a function of work, scale, seed and micro-batch alone, and every result has one answer: rows of one
-key in one micro-batch never differ in a way that shows.
-Must not import Spark.
+key in one micro-batch never differ in a way that shows. Must not import Spark.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ _FILL_ROWS_MAX = 2_500_000
 
 @dataclass(frozen=True)
 class Scale:
-    """How much. ``rows`` a counted micro-batch; ``keys`` that its rows are drawn from.
-
-    Micro-batches: those that fill the state with a row a key, ``warm_up``, ``counted``, and one whose rows are checked.
-    """
+    """How much. ``rows`` a counted micro-batch; ``keys`` that its rows are drawn from. Micro-batches: those that fill
+    the state with a row a key, ``warm_up``, ``counted``, and one whose rows are checked."""
 
     rows: int
     keys: int
@@ -199,13 +196,10 @@ WORKS: Mapping[str, Work] = {
 
 @dataclass(frozen=True)
 class Peer:
-    """One engine in one setting.
-
-    ``ours``: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a work's results it makes. *floor*
-    only brings the rows to Python: no stateful operator there can be quicker. ``slow``: Python code runs for each
-    record or key, in the peer's own way: it gets fewer rows. ``store``: where Spark keeps state, a name of
-    ``spark_plans.STORES``. ``needs``: a module without which the peer cannot run.
-    """
+    """One engine in one setting. ``ours``: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a
+    work's results it makes. *floor* only brings the rows to Python: no stateful operator there can be quicker.
+    ``slow``: Python code runs for each record or key, in the peer's own way: it gets fewer rows. ``store``: where Spark
+    keeps state, a name of ``spark_plans.STORES``. ``needs``: a module without which the peer cannot run."""
 
     name: str
     title: str

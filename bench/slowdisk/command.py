@@ -45,11 +45,9 @@ INPUT = InputSpec(pa.schema([("key", pa.binary()), ("x", pa.int64()), ("y", pa.i
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state.
-
-    ``by_hand``: the operator only makes the state, which is then read without it. ``block_cache_bytes``: RocksDB's, in
-    both modes, where the state is to be on the device; pages of iterations that overlap want some blocks of it each.
-    """
+    """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state. ``by_hand``: the
+    operator only makes the state, which is then read without it. ``block_cache_bytes``: RocksDB's, in both modes, where
+    the state is to be on the device; pages of iterations that overlap want some blocks of it each."""
 
     name: str
     make: Callable[[bool], Operator]

@@ -3,8 +3,7 @@ change.
 
 Invariant: the files follow from scale and share alone. Of each table that changes, micro-batch 0 brings the rows, and
 each later one changes the given share of its keys: of orders with their items a third is new, a third goes and a third
-changes; of the other tables all change.
-Must not import Spark.
+changes; of the other tables all change. Must not import Spark.
 """
 
 from __future__ import annotations
@@ -67,10 +66,8 @@ class ChangeFiles:
 
 
 def write_changes(folder: Path, scale: float, batches: int, share: float, threads: int) -> ChangeFiles:
-    """All tables, in ``batches`` micro-batches after the first, each of which changes ``share`` of the keys.
-
-    Raises CaseError if there is no tpchgen-cli, which makes the rows, or it fails.
-    """
+    """All tables, in ``batches`` micro-batches after the first, each of which changes ``share`` of the keys. Raises
+    CaseError if there is no tpchgen-cli, which makes the rows, or it fails."""
     rows = folder / "rows"
     _generate(rows, scale)
     found = ChangeFiles(folder / "changes", folder / "last", batches + 1)

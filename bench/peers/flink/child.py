@@ -1,9 +1,7 @@
 """What runs in Flink's Python: SQL statements, or the counter in PyFlink. Timed and, if asked for, with its rows.
 
-Owns: the program ``python child.py TASK``, TASK being JSON.
-Must import nothing of this project: it is not installed there.
-
-TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "insert": statement}`` for SQL, or
+Owns: the program ``python child.py TASK``, TASK being JSON. Must import nothing of this project: it is not installed
+there. TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "insert": statement}`` for SQL, or
 ``{"counter": folder, "columns": names, "rows": folder or null}``, or the same with ``mean``. A run with ``rows`` writes
 them there as lines of JSON, with their ``row_kind``; without it they are dropped. ``processor_time`` is the path of
 that module. Prints one line of JSON: the wall and processor seconds of each run (null: not reported by the system).

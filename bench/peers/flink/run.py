@@ -2,8 +2,7 @@
 its Python, its input, its runs, its results.
 
 Invariant: a rate is only given for what was found right. A query has the columns of its ``QuerySpec``. ``rt`` is the
-event time in milliseconds, all that Flink's watermarks take; ``dateTime`` has the microseconds.
-Must not import Spark.
+event time in milliseconds, all that Flink's watermarks take; ``dateTime`` has the microseconds. Must not import Spark.
 
 Source: ``queries/*.sql`` of github.com/nexmark/nexmark. Not here: q6, which it marks as not supported; q12, whose
 windows are of the clock, so that two engines have no result in common; and those without state.
@@ -103,10 +102,8 @@ def reading(spec: QuerySpec) -> tuple[list[str], str]:
 
 
 def keeping(spec: QuerySpec, folder: str) -> tuple[list[str], str]:
-    """What is to be made for it, and the statement that runs the query and writes every change into ``folder``.
-
-    Lines of JSON, the row kind in ``row_kind``; timestamps are text. Needs Flink 2.3.
-    """
+    """What is to be made for it, and the statement that runs the query and writes every change into ``folder``. Lines
+    of JSON, the row kind in ``row_kind``; timestamps are text. Needs Flink 2.3."""
     columns = {name: "STRING" if kind == "timestamp" else _TYPES[kind] for name, kind in spec.columns.items()}
     times = [name for name, kind in spec.columns.items() if kind == "timestamp"]
     texts = {name: f"CAST(`{name}` AS STRING) AS `{name}`" for name in times}
@@ -170,9 +167,7 @@ class Flink:
     def conf(self, backend: str = "rocksdb") -> dict[str, str]:
         """Settings as in the benchmark's own configuration, with state in ``backend``: rocksdb, hashmap (the heap), or
         forst, whose access is asynchronous. Mini-batches where Flink has them, which is not with asynchronous state.
-
-        What lies in the heap is copied whole at each checkpoint, so these are further apart.
-        """
+        What lies in the heap is copied whole at each checkpoint, so these are further apart."""
         settings = {
             "parallelism.default": str(self._cores),
             "execution.runtime-mode": "STREAMING",
@@ -240,10 +235,8 @@ class Flink:
         return self._start(self.conf(), runs)[1:]
 
     def _csv(self, spec: QuerySpec, events: Path, count: int) -> Path:
-        """The query's columns of the first ``count`` events, one file per core, each in order of time.
-
-        Rows of one bidder are in one file: Flink has times in milliseconds, and takes the last of equal ones.
-        """
+        """The query's columns of the first ``count`` events, one file per core, each in order of time. Rows of one
+        bidder are in one file: Flink has times in milliseconds, and takes the last of equal ones."""
         folder = self._folder / f"{spec.name}-{count}"
         if folder.exists():
             return folder
@@ -308,11 +301,9 @@ def changes_as_parquet(
     connection: duckdb.DuckDBPyConnection, rows: Path, columns: Mapping[str, str], key: str | None = None
 ) -> Path:
     """A folder of files with lines of JSON, the row kind in ``row_kind``, as one Parquet file; the folder it is in.
-
     With ``key`` only the last row of each, without its kind. Rows of a key are in the files of one task, which are
     numbered. Within a file their order is that in which DuckDB reads it, which it keeps only where nothing is
-    partitioned.
-    """
+    partitioned."""
     folder = rows.with_name(f"{rows.name}-parquet")
     folder.mkdir()
     options = "columns = {'line': 'VARCHAR'}, header = false, delim = '\x01', quote = '', escape = ''"
