@@ -18,8 +18,7 @@ from asyncstate import MapView, RecordContext, RecordOperator, ValueStateDescrip
 from asyncstate import functions as given
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.operator import Row as InputRow
-from bench.frame import Report, Row, turns
-from bench.frame.report import Rounds, Seed, benchmark, costs, sides
+from bench.frame import Report, Rounds, Row, Seed, benchmark, costs, sides, turns
 from bench.job import MODES, Job, config_of, sliced
 from bench.processor_time import Spent
 from operators import GroupAggregate, avg, count, udaf

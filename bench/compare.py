@@ -19,8 +19,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.frame.measure import LAST_WORDS, ROOT, CaseError
-from bench.frame.report import Column, Figure, Report, Row, times
+from bench.frame import LAST_WORDS, ROOT, CaseError, Column, Figure, Report, Row, times
 
 WORSE = 1
 FOLDER = Path(__file__).with_name("baseline")

@@ -16,9 +16,7 @@ import typer
 from pyspark.sql import SparkSession
 
 from asyncstate.spark.kafka import read_kafka
-from bench.frame import Report, Row, WrongResult, turns
-from bench.frame.measure import ROOT, Side
-from bench.frame.report import Rounds, benchmark, costs, sides
+from bench.frame import ROOT, Report, Rounds, Row, Side, WrongResult, benchmark, costs, sides, turns
 from bench.processor_time import Spent
 from bench.session import session
 
@@ -34,16 +32,12 @@ def fill(servers: str, messages: int) -> str:
     admin = AdminClient({"bootstrap.servers": servers})
     for made in admin.create_topics([NewTopic(topic, 1, 1)]).values():
         made.result(60)
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20})
+    config = {"bootstrap.servers": servers, "linger.ms": 20, "queue.buffering.max.messages": messages + 1}
+    producer = Producer(config)
     note = "x" * 30
     for number in range(messages):
         value = f'{{"id":{number},"customer":"customer {number % 1000}","amount":{number % 977}.25,"note":"{note}"}}'
-        while True:
-            try:
-                producer.produce(topic, value, str(number % 1000))
-                break
-            except BufferError:
-                producer.poll(0.1)
+        producer.produce(topic, value, str(number % 1000))
     producer.flush(120)
     return topic
 

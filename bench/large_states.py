@@ -24,8 +24,7 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Column, Report, Row, WrongResult, ratio, turns
-from bench.frame.measure import Side
+from bench.frame import Column, Report, Row, Side, WrongResult, ratio, turns
 from bench.frame.report import Rounds, benchmark, figure, mib, numbers, times
 from bench.job import INPUT, MODES, Job, batches, count_and_sum, sliced
 from bench.micro.operators import CountPerKey

@@ -18,9 +18,7 @@ import typer
 
 from asyncstate.lookups import HttpLookup
 from asyncstate.testing import OperatorHarness
-from bench.frame import CaseError, Report, Row, turns
-from bench.frame.measure import serving
-from bench.frame.report import Rounds, benchmark, costs, sides
+from bench.frame import CaseError, Report, Rounds, Row, benchmark, costs, serving, sides, turns
 from bench.processor_time import Clocks, Spent
 from operators import LookupJoin
 

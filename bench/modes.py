@@ -28,8 +28,7 @@ from asyncstate.functions import MapFunction, ProcessWindowFunction
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
 from asyncstate.state import ValueStateDescriptor
-from bench.frame import Column, Figure, Report, Row, medians, turns
-from bench.frame.report import Rounds, Seed, benchmark, times
+from bench.frame import Column, Figure, Report, Rounds, Row, Seed, benchmark, medians, times, turns
 from bench.job import MODES, Job, sliced
 from bench.processor_time import Spent
 

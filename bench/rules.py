@@ -24,8 +24,7 @@ from asyncstate.runtime import WorkerMemory
 from asyncstate.storage import ValueCache
 from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
-from bench.frame import Column, Ratio, Report, Row, ratio, turns
-from bench.frame.measure import Side
+from bench.frame import Column, Ratio, Report, Row, Side, ratio, turns
 from bench.frame.report import Rounds, benchmark, chosen, figure, times
 from bench.job import MODES, batches, count_and_sum, last_row
 from bench.micro.operators import CountPerKey, CountPerPair

@@ -14,8 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.driver.chain import RunPartitions
 from asyncstate.spark import MicroBatch, StreamingJob, build_session
-from bench.frame.measure import ROOT
-from bench.frame.report import LOG
+from bench.frame import LOG, ROOT
 
 Conf = Mapping[str, str]
 

@@ -18,9 +18,7 @@ from pyarrow import csv
 from pyspark.sql import DataFrame
 
 from asyncstate.spark.sinks import PostgresTarget, write_upserts
-from bench.frame import Report, Row, WrongResult, turns
-from bench.frame.measure import Side
-from bench.frame.report import Cores, Rounds, Seed, benchmark, costs, sides
+from bench.frame import Cores, Report, Rounds, Row, Seed, Side, WrongResult, benchmark, costs, sides, turns
 from bench.processor_time import TreeClocks
 from bench.session import session
 

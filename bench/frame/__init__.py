@@ -4,8 +4,5 @@ Owns: ``measure`` (what is run, and how often), ``report`` (rows, their table, J
 of the command line). Must not import asyncstate beyond its errors, Spark or a benchmark.
 """
 
-from bench.frame.measure import CaseError, Ratio, WrongResult, isolated, medians, ratio, turns
-from bench.frame.report import Column, Figure, Report, Row
-
-__all__ = ["CaseError", "Column", "Figure", "Ratio", "Report", "Row", "WrongResult"]
-__all__ += ["isolated", "medians", "ratio", "turns"]
+from bench.frame.measure import *  # noqa: F403 - the names that benchmarks use
+from bench.frame.report import *  # noqa: F403 - as above

@@ -23,6 +23,18 @@ import msgspec
 
 from bench.processor_time import Clocks, Spent, TreeClocks
 
+__all__ = [
+    "LAST_WORDS",
+    "ROOT",
+    "CaseError",
+    "Ratio",
+    "Side",
+    "WrongResult",
+    "in_turns",
+    "isolated",
+    "medians",
+]
+__all__ += ["ratio", "reason", "serving", "stamp", "turns"]
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 2_000
 _TIMEOUT_S = 4 * 3_600

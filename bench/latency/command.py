@@ -34,8 +34,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
-from bench.frame import Column, Report, Row
-from bench.frame.measure import in_turns, serving
+from bench.frame import Column, Report, Row, in_turns, serving
 from bench.frame.report import Cores, benchmark, chosen, numbers, plain, whole
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours

@@ -10,9 +10,7 @@ import numpy as np
 import typer
 
 from asyncstate.operator import Operator
-from bench.frame import Report, Row
-from bench.frame.measure import Side
-from bench.frame.report import Rounds, Seed, benchmark
+from bench.frame import Report, Rounds, Row, Seed, Side, benchmark
 from bench.job import INPUT, count_and_sum, last_row
 from bench.micro import iteration, state_path
 from bench.micro import operators as made

@@ -17,9 +17,7 @@ from rocksdict import Rdict, ReadOptions, SstFileWriter
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb_options import rocksdb_options
-from bench.frame import Column, Figure, Row, medians, ratio, turns
-from bench.frame.measure import Side
-from bench.frame.report import figure
+from bench.frame import Column, Figure, Row, Side, figure, medians, ratio, turns
 from bench.job import INPUT, MODES, Job, batches, config_of, draws
 from bench.processor_time import Clocks, Spent
 

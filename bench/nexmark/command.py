@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Column, Figure, Report, Row
-from bench.frame.measure import in_turns
+from bench.frame import Column, Figure, Report, Row, in_turns
 from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
 from bench.nexmark import generator, oracle
 from bench.nexmark.comparison import ComparisonResult, compare

@@ -46,18 +46,16 @@ class Paradigm(RecordOperator):
     """One way of using state, in the form that ``form`` names (a ``Form``, or the method of a rejected one).
 
     ``with_calls`` is the sync form, plain calls of which each waits for its answer; ``with_futures`` the async form, a
-    chain of StateFutures; ``with_await`` the same as a coroutine, where there is one.
+    chain of StateFutures; ``with_await`` the same as a coroutine, where there is one. ``reads``: values that a record
+    asks for, iterations left out; ``scans``: iterations over entries of the store; ``output``: columns after the key.
     """
 
     number: ClassVar[int]
     title: ClassVar[str]
     reads: ClassVar[int]
-    """Values that a record asks for, iterations left out."""
     scans: ClassVar[int]
-    """Iterations over entries of the store."""
     rejected: ClassVar[tuple[Rejected, ...]] = ()
     output: ClassVar[tuple[tuple[str, pa.DataType], ...]]
-    """The output's columns after the key."""
 
     def __init__(self, form: str = Form.FUTURES) -> None:
         self.form = form
@@ -82,8 +80,7 @@ def next_count(count: int | None, x: int) -> int:
 class Sequential(Paradigm):
     """1. One state: read, decide, write."""
 
-    number, title = 1, "One state, in sequence"
-    reads, scans = 1, 0
+    number, title, reads, scans = 1, "One state, in sequence", 1, 0
     output = (("count", pa.int64()),)
     rejected = (Rejected("repeats_the_write", right=True),)
 
@@ -127,8 +124,7 @@ class Sequential(Paradigm):
 class Branches(Paradigm):
     """2. What is done with a state depends on what is in it."""
 
-    number, title = 2, "State in branches"
-    reads, scans = 1, 0
+    number, title, reads, scans = 2, "State in branches", 1, 0
     output = (("x", pa.int64()), ("left", pa.int64()))
     rejected = (Rejected("reads_twice", right=True), Rejected("asks_the_future", right=False))
 
@@ -204,8 +200,7 @@ class Branches(Paradigm):
 class Independent(Paradigm):
     """3. Several states that do not need each other: start all, wait once. A row with y = 0 clears them."""
 
-    number, title = 3, "Independent states"
-    reads, scans = 4, 0
+    number, title, reads, scans = 3, "Independent states", 4, 0
     output = (("seen", pa.int64()), ("total", pa.int64()), ("same_x", pa.int64()), ("same_y", pa.int64()))
     rejected = (Rejected("one_after_the_other", right=True),)
 
@@ -305,8 +300,7 @@ def count_entry(state: MapState[int, int], key: int) -> StateFuture[int]:
 class Combined(Paradigm):
     """4. Several states and a calculation over all of them."""
 
-    number, title = 4, "Combined states"
-    reads, scans = 2, 0
+    number, title, reads, scans = 4, "Combined states", 2, 0
     output = (("verdict", pa.string()), ("first", pa.int64()), ("second", pa.int64()))
     rejected = (Rejected("second_read_behind_the_first", right=True), Rejected("gets_too_early", right=False))
 
@@ -357,8 +351,7 @@ class Combined(Paradigm):
 class Traversal(Paradigm):
     """5. All entries of a state, none of which needs another."""
 
-    number, title = 5, "Traversal"
-    reads, scans = 0, 1
+    number, title, reads, scans = 5, "Traversal", 0, 1
     output = (("sum", pa.int64()),)
     rejected = (Rejected("does_not_wait_for_the_pages", right=False),)
 
@@ -416,8 +409,7 @@ def step(value: int, element: int) -> int:
 class DependentTraversal(Paradigm):
     """6. All elements of a list, each of which needs what came out at the one before."""
 
-    number, title = 6, "Dependent traversal"
-    reads, scans = 2, 0
+    number, title, reads, scans = 6, "Dependent traversal", 2, 0
     output = (("value", pa.int64()),)
     rejected = (Rejected("holds_the_whole_list", right=True),)
 
@@ -463,8 +455,7 @@ class DependentTraversal(Paradigm):
 class DependentLoop(Paradigm):
     """7. A loop over data with state access, each turn of which needs the one before."""
 
-    number, title = 7, "Dependent loop"
-    reads, scans = 3, 0
+    number, title, reads, scans = 7, "Dependent loop", 3, 0
     output = (("value", pa.int64()),)
     rejected = (Rejected("reads_all_first", right=False),)
 
@@ -523,8 +514,7 @@ class DependentLoop(Paradigm):
 class IndependentLoop(Paradigm):
     """8. A loop over data with state access, no turn of which needs another."""
 
-    number, title = 8, "Independent loop"
-    reads, scans = 2, 0
+    number, title, reads, scans = 8, "Independent loop", 2, 0
     output = (("before", pa.list_(pa.int64())),)
     rejected = (Rejected("waits_in_the_loop", right=True), Rejected("closes_over_the_loop", right=False))
 
@@ -581,8 +571,7 @@ class IndependentLoop(Paradigm):
 class UpdatingTraversal(Paradigm):
     """9. All entries of a state, updated and removed on the way."""
 
-    number, title = 9, "Updating traversal"
-    reads, scans = 0, 1
+    number, title, reads, scans = 9, "Updating traversal", 0, 1
     output = (("removed", pa.int64()), ("kept", pa.int64()))
     rejected = (Rejected("writes_everything_anew", right=True),)
 

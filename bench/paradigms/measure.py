@@ -15,8 +15,7 @@ import pyarrow as pa
 import typer
 
 from asyncstate.operator import InputSpec
-from bench.frame import Column, Figure, Report, Row, medians, ratio, turns
-from bench.frame.measure import Side
+from bench.frame import Column, Figure, Report, Row, Side, medians, ratio, turns
 from bench.frame.report import Rounds, Seed, benchmark, figure, times
 from bench.job import Job, config_of, sliced
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm

@@ -12,8 +12,7 @@ import pyspark
 import typer
 
 from asyncstate import __version__
-from bench.frame import Report
-from bench.frame.report import Cores, Seed, benchmark, chosen, numbers
+from bench.frame import Cores, Report, Seed, benchmark, chosen, numbers
 from bench.peers import measure
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
 from bench.peers.flink.run import FLINK_QUERIES, Flink

@@ -22,9 +22,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from bench.frame import CaseError
-from bench.frame.measure import LAST_WORDS, reason, stamp
-from bench.frame.report import LOG
+from bench.frame import LAST_WORDS, LOG, CaseError, reason, stamp
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.peers.results import Throughput
 from bench.peers.works import PEERS, Result, Scale, Work

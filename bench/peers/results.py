@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bench.frame import Column, Figure, Row
-from bench.frame.report import short, times
+from bench.frame import Column, Figure, Row, short, times
 
 COLUMNS = (
     Column("rows a batch", "rows", short),

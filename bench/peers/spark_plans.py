@@ -78,32 +78,35 @@ def _windowed(*window: str) -> Plan:
     return plan
 
 
-def _apply_pandas(function: Callable[..., Iterator[Any]], out: str, state: str) -> Plan:
-    return lambda streams: (
-        streams["rows"].groupBy("key").applyInPandasWithState(function, out, state, "update", "NoTimeout")
-    )
-
-
-def _count_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
+def count_frames(key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+    """Each row of pandas DataFrames with how many of its key there have been, which ``sums`` has."""
     import pandas as pd
 
-    count = state.get[0] if state.exists else 0
-    for frame in frames:
-        rows = len(frame)
-        yield pd.DataFrame({"key": [key[0]] * rows, "n": range(count + 1, count + rows + 1)})
-        count += rows
-    state.update((count,))
+    for frame in rows:
+        first = sums[0] + 1
+        sums[0] += len(frame)
+        yield pd.DataFrame({"key": [key] * len(frame), "n": range(first, sums[0] + 1)})
 
 
-def _mean_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
+def mean_of_frames(key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+    """The weighted mean of all values of a key so far, of which ``sums`` has total and weight."""
     import pandas as pd
 
-    total, weight = state.get if state.exists else (0, 0)
-    for frame in frames:
+    for frame in rows:
         weights = frame["value"] % 7 + 1
-        total, weight = total + int((frame["value"] * weights).sum()), weight + int(weights.sum())
-    state.update((total, weight))
-    yield pd.DataFrame({"key": [key[0]], "mean": [total / weight]})
+        sums[0] += int((frame["value"] * weights).sum())
+        sums[1] += int(weights.sum())
+    yield pd.DataFrame({"key": [key], "mean": [sums[0] / sums[1]]})
+
+
+def _apply_pandas(take: Callable[..., Iterator[Any]], out: str, columns: str) -> Plan:
+    def function(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
+        sums = list(state.get) if state.exists else [0] * (columns.count(",") + 1)
+        yield from take(key[0], frames, sums)
+        state.update(tuple(sums))
+
+    how = (function, out, columns, "update", "NoTimeout")
+    return lambda streams: streams["rows"].groupBy("key").applyInPandasWithState(*how)
 
 
 def _tws(processor: str, out: str) -> Plan:
@@ -131,9 +134,9 @@ NATIVE: Mapping[str, tuple[Plan, str]] = {
 PYTHON: Mapping[tuple[str, str], tuple[Plan, str]] = {
     ("d", "tws-row"): (_tws("CountRows", _COUNTED), "update"),
     ("d", "tws-pandas"): (_tws("CountFrames", _COUNTED), "update"),
-    ("d", "apply-pandas"): (_apply_pandas(_count_with_state, _COUNTED, _STATE), "update"),
+    ("d", "apply-pandas"): (_apply_pandas(count_frames, _COUNTED, _STATE), "update"),
     ("g", "tws-row"): (_tws("MeanOfRows", _MEAN), "update"),
     ("g", "tws-pandas"): (_tws("MeanOfFrames", _MEAN), "update"),
-    ("g", "apply-pandas"): (_apply_pandas(_mean_with_state, _MEAN, _SUMS), "update"),
+    ("g", "apply-pandas"): (_apply_pandas(mean_of_frames, _MEAN, _SUMS), "update"),
 }
 """By work and peer: the counter of work d, the mean of work g."""

@@ -11,6 +11,8 @@ from typing import Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from bench.peers.spark_plans import count_frames, mean_of_frames
+
 
 class _Sums(StatefulProcessor):
     """Some numbers a key in one ValueState; ``take`` adds rows to them and gives what to emit."""
@@ -45,13 +47,7 @@ class CountRows(_Sums):
 class CountFrames(_Sums):
     """The same with pandas DataFrames."""
 
-    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        import pandas as pd
-
-        for frame in rows:
-            first = sums[0] + 1
-            sums[0] += len(frame)
-            yield pd.DataFrame({"key": [key] * len(frame), "n": range(first, sums[0] + 1)})
+    take = staticmethod(count_frames)
 
 
 class MeanOfRows(_Sums):
@@ -70,11 +66,4 @@ class MeanOfRows(_Sums):
 class MeanOfFrames(MeanOfRows):
     """The same with pandas DataFrames."""
 
-    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        import pandas as pd
-
-        for frame in rows:
-            weights = frame["value"] % 7 + 1
-            sums[0] += int((frame["value"] * weights).sum())
-            sums[1] += int(weights.sum())
-        yield pd.DataFrame({"key": [key], "mean": [sums[0] / sums[1]]})
+    take = staticmethod(mean_of_frames)

@@ -32,10 +32,10 @@ from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
-from bench.frame import Column, Report, Row
-from bench.frame.report import CANNOT_RUN, Rounds, Seed, benchmark, chosen, times
+from bench.frame import CANNOT_RUN, Column, Report, Rounds, Row, Seed, benchmark, chosen, medians, times
 from bench.job import MODES, Job, config_of, count_and_sum, last_row, sliced
 from bench.paradigms import PARADIGMS, Form, Paradigm
+from bench.processor_time import Spent
 from bench.slowdisk import shim
 
 _KEY_WORDS = 12
@@ -227,16 +227,15 @@ def measure(task: Task) -> Measured:
 
 def _medians(records: int, rounds: Iterable[Callable[[], float]], threads: Callable[[], float]) -> Measured:
     """What the rounds took, of ``records`` each: each gives its seconds."""
-    us, cpu_us, reads = [], [], []
+    spent, reads = [], []
     for one in rounds:
         gc.collect()
         before, cpu = shim.reads(), time.process_time()
-        us.append(one() / records * 1e6)
-        cpu_us.append((time.process_time() - cpu) / records * 1e6)
+        spent.append(Spent(one(), time.process_time() - cpu))
         if before is not None and (after := shim.reads()) is not None:
             reads.append((after - before) / records)
-    middle = statistics.median(reads) if reads else None
-    return Measured(statistics.median(us), statistics.median(cpu_us), middle, int(threads()))
+    us, cpu_us = medians(spent, records)
+    return Measured(us, cpu_us or 0.0, statistics.median(reads) if reads else None, int(threads()))
 
 
 def _by_job(task: Task, folder: Path) -> Measured:

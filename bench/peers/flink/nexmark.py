@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.frame import CaseError, Report, Row
-from bench.frame.measure import in_turns
+from bench.frame import CaseError, Report, Row, in_turns
 from bench.nexmark.command import NexmarkRunner, RunSettings, started
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.peers.flink.run import FLINK_QUERIES, Flink, Sizes, find_flink
