@@ -34,14 +34,14 @@ class Clocks:
         return Spent(time.perf_counter() - self._wall, time.process_time() - self._cpu)
 
 
-class TreeClocks:
+class TreeClocks(Clocks):
     """Both clocks, from now on, for work that processes started by this one do, such as Spark. Exact to some 10 ms."""
 
     def __init__(self) -> None:
-        self._cpu, self._wall = tree_times(os.getpid()), time.perf_counter()
+        self._times, self._wall = tree_times(os.getpid()), time.perf_counter()
 
     def spent(self) -> Spent:
-        return Spent(time.perf_counter() - self._wall, spent_seconds(self._cpu, tree_times(os.getpid())))
+        return Spent(time.perf_counter() - self._wall, spent_seconds(self._times, tree_times(os.getpid())))
 
 
 def tree_seconds(pid: int) -> float | None:

@@ -21,20 +21,10 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
-from bench.processor_time import Clocks, Spent, TreeClocks
+from bench.processor_time import Clocks, Spent
 
-__all__ = [
-    "LAST_WORDS",
-    "ROOT",
-    "CaseError",
-    "Ratio",
-    "Side",
-    "WrongResult",
-    "in_turns",
-    "isolated",
-    "medians",
-]
-__all__ += ["ratio", "reason", "serving", "stamp", "turns"]
+__all__ = ["LAST_WORDS", "ROOT", "CaseError", "Ratio", "Side", "WrongResult", "in_turns", "isolated"]
+__all__ += ["medians", "ratio", "reason", "serving", "stamp", "turns"]
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 2_000
 _TIMEOUT_S = 4 * 3_600
@@ -68,7 +58,7 @@ def turns(
     *,
     warm_up: int = 1,
     turned: bool = True,
-    clocks: type[Clocks] | type[TreeClocks] = Clocks,
+    clocks: type[Clocks] = Clocks,
 ) -> dict[str, list[Spent]]:
     """What each side takes in ``rounds`` rounds, after ``warm_up`` ones that do not count. All sides of a round get the
     same of ``given``. The order turns round each time unless ``turned`` is False, and garbage is collected before each
@@ -84,12 +74,14 @@ def turns(
     return {name: found[warm_up:] for name, found in spent.items()}
 
 
-def in_turns(names: Sequence[str], rounds: int, work: Callable[[str, int], None]) -> dict[str, str]:
-    """``work(name, number)`` for each name, round by round, whose order turns. Who fails is out, and returned with the
-    reason; the others go on."""
+def in_turns(
+    names: Sequence[str], rounds: int, work: Callable[[str, int], None], turned: bool = True
+) -> dict[str, str]:
+    """``work(name, number)`` for each name, round by round, whose order turns unless ``turned`` is False. Who fails is
+    out, and returned with the reason; the others go on."""
     failed: dict[str, str] = {}
     for number in range(rounds):
-        for name in names[:: -1 if number % 2 else 1]:
+        for name in names[:: -1 if turned and number % 2 else 1]:
             if name not in failed:
                 try:
                     work(name, number)

@@ -27,20 +27,8 @@ from asyncstate.errors import AsyncStateError
 from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, isolated, medians, ratio, reason
 from bench.processor_time import Spent
 
-__all__ = [
-    "CANNOT_RUN",
-    "LOG",
-    "Column",
-    "Cores",
-    "Figure",
-    "Report",
-    "Rounds",
-    "Row",
-    "Seed",
-    "benchmark",
-    "chosen",
-]
-__all__ += ["costs", "figure", "numbers", "short", "sides", "times"]
+__all__ = ["CANNOT_RUN", "LOG", "Column", "Cores", "Figure", "Report", "Rounds", "Row", "Seed", "benchmark"]
+__all__ += ["chosen", "costs", "figure", "numbers", "short", "sides", "times"]
 WIDTH = 80
 LOG = "spark.log"
 """What Spark says in a benchmark, in its scratch folder."""

@@ -17,13 +17,13 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -187,22 +187,9 @@ _CONF = {"spark.log.level": "OFF"}
 """Ending a query of Spark's interrupts its micro-batch, of which the log would be full; failures are raised."""
 
 
-class Events(NamedTuple):
-    """The port, and what waits until the last event was sent, and says when each was, in seconds since the epoch."""
-
-    port: int
-    times: Callable[[], npt.NDArray[np.float64]]
-
-
-@contextmanager
-def events(rate: int, count: int) -> Iterator[Events]:
-    """Numbers from 0 on, ``rate`` a second from the moment a source connects to the port, ``count`` of them."""
-    with serving(_serve, rate, count) as line:
-        yield Events(line.recv(), line.recv)
-
-
-def _serve(line: Connection, rate: int, count: int) -> None:
-    """Say the port, send to the first who connects in steps of some milliseconds, say when each was sent."""
+def serve(line: Connection, rate: int, count: int) -> None:
+    """Say the port, send numbers from 0 on to the first who connects, ``rate`` a second and ``count`` in all, in steps
+    of some milliseconds; say when each was sent, in seconds since the epoch."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         line.send(server.getsockname()[1])
         connection, _ = server.accept()
@@ -349,8 +336,8 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
             came.append((moment, found))
 
     folder = plan.folder / "steady" / work / engine.name
-    with events(plan.rate, plan.count) as coming:
-        source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", coming.port)
+    with serving(serve, plan.rate, plan.count) as line:
+        source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", line.recv())
         key = KEYED[work].steady.format(keys=plan.steady_keys)
         rows = source.load().selectExpr("CAST(value AS BIGINT) AS value").selectExpr(f"{key} AS key", "value")
         running = start(spark, engine, work, rows, folder, Sink(number, seen))
@@ -358,7 +345,7 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
         try:
             _wait(running, *late, lambda: bool(came))
             clocks = TreeClocks()
-            times = coming.times()
+            times = line.recv()
             spent = clocks.spent()
             _wait(running, *late, lambda: any(plan.count - 1 in each for _, each in came[-2:]))
         finally:

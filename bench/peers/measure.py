@@ -22,7 +22,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from bench.frame import LAST_WORDS, LOG, CaseError, reason, stamp
+from bench.frame import LAST_WORDS, LOG, CaseError, in_turns, reason, stamp
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.peers.results import Throughput
 from bench.peers.works import PEERS, Result, Scale, Work
@@ -118,16 +118,14 @@ def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> 
 def take_turns(peers: Peers, alone: Mapping[str, int], together: int, tell: Tell) -> dict[str, str]:
     """First each peer's ``alone`` micro-batches, then ``together`` ones in turns; what failed with what it said."""
     failed: dict[str, str] = {}
-    steps = [(name, f"filling {at + 1}/{alone[name]}") for name in peers for at in range(alone[name])]
-    steps += [(name, f"micro-batch {at + 1}/{together}") for at in range(together) for name in peers]
-    for name, doing in steps:
-        if name not in failed:
-            tell(f"{doing}: {name}")
-            try:
-                peers[name].step()
-            except CaseError as error:
-                failed[name] = str(error)
-    return failed
+
+    def step(name: str, number: int) -> None:
+        tell(f"micro-batch {number + 1}: {name}")
+        peers[name].step()
+
+    for name in peers:
+        failed |= in_turns([name], alone[name], step)
+    return failed | in_turns([name for name in peers if name not in failed], together, step, turned=False)
 
 
 @dataclass(frozen=True)
@@ -210,15 +208,15 @@ class _Bench:
         self, running: Mapping[str, Running], inputs: Mapping[str, tuple[Input, Scale]], what: str
     ) -> dict[str, Throughput]:
         """One Run of each process in turns, then the comparison of what each has kept: of a check all of it."""
-        failed, runs = dict[str, str](), dict[str, Run]()
-        for name, process in running.items():
-            given, scale = inputs[name]
+        runs: dict[str, Run] = {}
+
+        def begin(name: str, _: int) -> None:
+            running[name].begin(runs[name])
+
+        for name, (given, scale) in inputs.items():
             first_kept = 0 if what == "check" else scale.micro_batches(self.work) - 1
             runs[name] = Run(given, self.folder / name / what, first_kept)
-            try:
-                process.begin(runs[name])
-            except CaseError as error:
-                failed[name] = str(error)
+        failed = in_turns(list(running), 1, begin)
         able = {name: process for name, process in running.items() if name not in failed}
         alone = {name: inputs[name][1].fill(self.work) for name in able}
         for _, scale in list(inputs.values())[:1]:

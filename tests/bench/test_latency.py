@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.frame import Report, Row
+from bench.frame import Report, Row, serving
 from bench.latency import command
-from bench.latency.command import ENGINES, KEYED, Plan, events, problems_of
+from bench.latency.command import ENGINES, KEYED, Plan, problems_of, serve
 from bench.peers.works import PEERS
 
 
@@ -100,10 +100,10 @@ def test_what_came_out_is_checked(numbers: list[list[int]], each: bool, said: tu
 
 def test_events_come_in_order_each_with_its_time() -> None:
     with (
-        events(10_000, 500) as coming,
-        socket.create_connection(("127.0.0.1", coming.port)) as source,
+        serving(serve, 10_000, 500) as line,
+        socket.create_connection(("127.0.0.1", line.recv())) as source,
     ):
-        times = coming.times()
+        times = line.recv()
         text = b""
         while text.count(b"\n") < 500:
             text += source.recv(1 << 16)
