@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,8 +44,7 @@ _SPAN_US = 20_000_000
 _BASE_US = 1_600_000_000_000_000
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One operator. ``inputs`` get the same rows each; ``share`` of them, for those that are dear. The state has as
     small a share of its keys, unless ``keys_share`` says otherwise."""
 

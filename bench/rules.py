@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -37,8 +37,7 @@ _READ_SECONDS = 0.001
 Patch = tuple[object, str, Any]
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """``off`` takes the place of what decides; the rule should matter in ``works``, in ``modes``."""
 
     off: Patch

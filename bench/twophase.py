@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
@@ -52,8 +51,7 @@ _NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """``keys`` of rows as SQL over ``id`` and ``seed``; ``windows``: aggregated a window of event time too. ``values``:
     of so many users, and as many items, the distinct ones are counted."""
 

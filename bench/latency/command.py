@@ -18,12 +18,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,7 @@ class Sink:
             self._seen(self._number(columns).astype(np.int64))
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """One who does the work. ``peer`` is its name in ``bench.peers``; ``direct`` writes to Spark's sink ``noop`` itself
     instead of through ``foreachBatch``. ``graph``: a job of asyncstate's that is a graph; the sink gets Arrow.
     ``work``: the work of ``bench.peers.ours``, if it is another."""
@@ -102,8 +101,7 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
 """By work, asyncstate first."""
 
 
-@dataclass(frozen=True)
-class Keyed:
+class Keyed(NamedTuple):
     """How the numbers that a source counts up become the rows of a work, and come out again. ``fixed`` is the key of
     number ``value`` where the state has ``{keys}`` keys; ``steady`` the key where each number has to be known by what
     comes out for it, and ``number``, for so many keys, that number by the columns that come out. ``each``: a row comes
@@ -207,8 +205,7 @@ def serve(line: Connection, rate: int, count: int) -> None:
             line.recv()  # the connection stays: a source whose end has gone fails
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How much, by the engines of these names. Micro-batches of each of ``sizes`` rows, ``batches`` a turn after
     ``opening`` ones, ``turns`` that count, on ``keys`` keys. ``rate`` events a second for ``warm_up`` seconds that do
     not count and ``seconds`` that do, on ``steady_keys``."""
@@ -230,7 +227,7 @@ class Plan:
         return int(self.rate * self.warm_up)
 
     @property
-    def count(self) -> int:
+    def events(self) -> int:
         return self.first + int(self.rate * self.seconds)
 
 
@@ -322,7 +319,7 @@ def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> Non
     # Of those that differ in "direct" alone one is left.
     for engine in {(each.peer, each.graph): each for each in found}.values():
         title = engine.title if PEERS[engine.peer].ours else PEERS[engine.peer].title
-        engine = replace(engine, title=title, direct=False)
+        engine = engine._replace(title=title, direct=False)
         report.case(engine.title, _latency, spark, work, engine, plan, group, group=group)
 
 
@@ -336,7 +333,7 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
             came.append((moment, found))
 
     folder = plan.folder / "steady" / work / engine.name
-    with serving(serve, plan.rate, plan.count) as line:
+    with serving(serve, plan.rate, plan.events) as line:
         source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", line.recv())
         key = KEYED[work].steady.format(keys=plan.steady_keys)
         rows = source.load().selectExpr("CAST(value AS BIGINT) AS value").selectExpr(f"{key} AS key", "value")
@@ -347,7 +344,7 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
             clocks = TreeClocks()
             times = line.recv()
             spent = clocks.spent()
-            _wait(running, *late, lambda: any(plan.count - 1 in each for _, each in came[-2:]))
+            _wait(running, *late, lambda: any(plan.events - 1 in each for _, each in came[-2:]))
         finally:
             running.stop()
     counted = [1e3 * (moment - times[each[each >= plan.first]]) for moment, each in came]
@@ -366,11 +363,11 @@ def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]
     """What is wrong with the numbers that came out, a micro-batch each. All are to come out once; unless ``each``, the
     last of every key, and the others at most once."""
     found, times = np.unique(np.concatenate(numbers), return_counts=True)
-    wanted = np.arange(0 if each else max(0, plan.count - plan.steady_keys), plan.count)
+    wanted = np.arange(0 if each else max(0, plan.events - plan.steady_keys), plan.events)
     problems = (
         (len(np.setdiff1d(wanted, found)), "events are missing in the output"),
         (int((times > 1).sum()), "events are in the output more than once"),
-        (len(np.setdiff1d(found, np.arange(plan.count))), "rows belong to no event"),
+        (len(np.setdiff1d(found, np.arange(plan.events))), "rows belong to no event"),
     )
     return [f"{count:,} {what}" for count, what in problems if count]
 

@@ -6,7 +6,6 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -80,8 +79,7 @@ class Place(ExitStack):
         return lambda keys: job.timed(rows(keys))
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """What is measured of ``group``: ``floor`` and ``ours`` make the sides, with their states, in a place of each mode.
     ``given`` are the micro-batches of ``units``; ``path_aim``: the state path has a row, too. ``repeats``: the floor
     repeats what ours has done, so that ours is first and the order does not turn."""

@@ -36,8 +36,7 @@ from bench.session import batch_seconds, changelog_writer, run_to_end, session
 _WARM_UP_EVENTS, _WARM_UP_BATCHES = 10_000, 2
 
 
-@dataclass(frozen=True)
-class RunSettings:
+class RunSettings(NamedTuple):
     """What to run: ``events`` in micro-batches of so many, below ``folder``, which the caller owns. ``cores`` for
     Spark, and so partitions of the state and files a micro-batch; ``seed`` of the generator; ``sql``: queries by
     ``job.sql``, instead of operators by hand."""

@@ -7,8 +7,8 @@ a result is right only if names, types and every row with its multiplicity agree
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from duckdb import DuckDBPyConnection as Connection
 
@@ -20,8 +20,7 @@ _FLOATS = ("DOUBLE", "FLOAT")
 _INSTANT = "TIMESTAMP WITH TIME ZONE"
 
 
-@dataclass(frozen=True)
-class ComparisonResult:
+class ComparisonResult(NamedTuple):
     """What the comparison found. It holds if ``problems`` (a sentence each) is empty; ``examples`` are the first few
     differing rows, as text. ``overdrawn_rows``: distinct ones that were retracted more often than they were emitted."""
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
@@ -283,8 +284,7 @@ _WRITE_SETTINGS = CODEGEN_SETTINGS | {"spark.sql.parquet.outputTimestampType": "
 _PARQUET_OPTIONS = {"parquet.enable.dictionary": "false", "compression": "snappy"}
 
 
-@dataclass(frozen=True)
-class EventFiles:
+class EventFiles(NamedTuple):
     """A folder of event files: ``*.parquet`` in it are all the events. The last micro-batch may have fewer."""
 
     path: Path

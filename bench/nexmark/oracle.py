@@ -11,8 +11,8 @@ that moves by a window's length from micro-batch to micro-batch (``PROCESSING_ST
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 
@@ -23,8 +23,7 @@ PROCESSING_START_US, PROCESSING_STEP_US = 1_700_000_000_000_000, 10_000_000
 """Processing time of the first micro-batch of q12, and how much later each one is than the one before."""
 
 
-@dataclass(frozen=True)
-class QuerySpec:
+class QuerySpec(NamedTuple):
     """One query: ``sql`` is its result in DuckDB, over the views ``person``, ``auction`` and ``bid``; ``columns`` the
     output's in order, with Spark's names for their types (timestamps in UTC); ``needs`` for each kind of event the
     fields it reads."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -34,8 +33,7 @@ class Form(enum.StrEnum):
     AWAIT = "with_await"
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A form not to imitate: the method's name, and whether its results are right all the same."""
 
     method: str

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow.parquet as pq
@@ -33,8 +33,7 @@ Peers = Mapping[str, Any]
 Results = list[Throughput]
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """A folder with a folder of files for each table, ``files`` a micro-batch and table."""
 
     folder: Path
@@ -43,8 +42,7 @@ class Input:
     micro_batches: int
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One streaming query from nothing. The rows of micro-batches from ``first_kept`` on go to ``folder``/sink."""
 
     input: Input
@@ -128,8 +126,7 @@ def take_turns(peers: Peers, alone: Mapping[str, int], together: int, tell: Tell
     return failed | in_turns([name for name in peers if name not in failed], together, step, turned=False)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How much to measure. A slow peer gets as many rows a micro-batch as it would do in ``slow_seconds`` at the rate
     of the check's small ones; of large ones it does up to four times as many a second."""
 

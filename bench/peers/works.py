@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,7 @@ class Scale:
         return self.first_counted(work) + self.counted + 1
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The expected result: ``sql`` is the answer in DuckDB, the rows that the micro-batches from ``{first}`` to
     ``{last}`` emit, over the tables with a column ``batch``. With ``upsert`` (key columns) a peer may emit any number
     of rows per key, of which the last counts."""
@@ -59,8 +59,7 @@ class Result:
     upsert: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     name: str
     title: str
     make: Callable[[Scale, int, np.random.Generator], Tables]
@@ -194,8 +193,7 @@ WORKS: Mapping[str, Work] = {
 """By name."""
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """One engine in one setting. ``ours``: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a
     work's results it makes. *floor* only brings the rows to Python: no stateful operator there can be quicker.
     ``slow``: Python code runs for each record or key, in the peer's own way: it gets fewer rows. ``store``: where Spark

@@ -17,10 +17,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,8 +42,7 @@ _FILL_ROWS = 100_000
 INPUT = InputSpec(pa.schema([("key", pa.binary()), ("x", pa.int64()), ("y", pa.int64())]), ("key",))
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state. ``by_hand``: the
     operator only makes the state, which is then read without it. ``block_cache_bytes``: RocksDB's, in both modes, where
     the state is to be on the device; pages of iterations that overlap want some blocks of it each."""
@@ -118,8 +116,7 @@ DEVICES: Mapping[str, Device] = {
 """By the name of the command line."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How much to measure. Sync gets as many records as fit ``sync_seconds``, which bounds each run."""
 
     state_keys: int

@@ -7,8 +7,8 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ PYFLINK = {"d": ("counter", "PyFlink ValueState, process mode"), "g": ("mean", "
 """By work: what PyFlink runs, and how it is called."""
 
 
-@dataclass(frozen=True)
-class NexmarkPlan:
+class NexmarkPlan(NamedTuple):
     """How much: ``events`` in all, each query ``repeat`` times by turns."""
 
     folder: Path

@@ -17,9 +17,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -149,8 +148,7 @@ def find_flink(option: Path | None) -> Path | str:
     return Path(named) if found else f"{named} does not have apache-flink"
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Events (or rows) of the input whose result is checked, and of the two whose times are compared."""
 
     check: int
