@@ -9,11 +9,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from bench.nexmark.oracle import read_queries
 
 Tables = dict[str, pa.Table]
 
@@ -122,51 +125,19 @@ def _two_sides(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
     return tables
 
 
-_HERE = "batch BETWEEN {first} AND {last}"
-_LATEST = f"""
-    SELECT key, {{columns}} FROM rows WHERE batch <= {{last}}
-        AND key IN (SELECT key FROM rows WHERE {_HERE}) GROUP BY key"""
 _AGGREGATES = "count(*) AS n, CAST(sum(value) AS BIGINT) AS total, max(value) AS highest"
+_MEAN = "CAST(sum(value * (value % 7 + 1)) AS DOUBLE) / sum(value % 7 + 1) AS mean"
+_SHARED = {"here": "batch BETWEEN {first} AND {last}", "floor": str(FLOOR_SHARE), "delay": str(_DELAY_US)}
+_SQL = {name: sql for (name,), sql in read_queries(Path(__file__).with_suffix(".sql"), **_SHARED)}
+_FIRST, _FLOOR, _COUNTED, _JOINED = (Result(_SQL[name]) for name in ("first", "floor", "counted", "joined"))
 
 
 def _latest(columns: str) -> Result:
-    return Result(_LATEST.replace("{columns}", columns), upsert=("key",))
-
-
-_FIRST = Result(f"""SELECT key, min(value) AS value FROM rows GROUP BY key, batch
-    QUALIFY {_HERE} AND batch = min(batch) OVER (PARTITION BY key)""")
-_FLOOR = Result(f"SELECT key, value FROM rows WHERE value % {FLOOR_SHARE} = 0 AND {_HERE}")
-_COUNTED = Result(f"""SELECT key, n FROM (
-        SELECT key, batch, row_number() OVER (PARTITION BY key ORDER BY batch) AS n
-        FROM rows WHERE batch <= {{last}}
-    ) WHERE {_HERE}""")
-_MEANS = _latest("CAST(sum(value * (value % 7 + 1)) AS DOUBLE) / sum(value % 7 + 1) AS mean")
-
-_JOINED = Result("""SELECT left_key AS key, left_id, right_id
-    FROM "left" AS L JOIN "right" AS R
-    ON left_key = right_key AND right_time BETWEEN left_time AND left_time + INTERVAL '10 seconds'
-    WHERE greatest(L.batch, R.batch) BETWEEN {first} AND {last}""")
+    return Result(_SQL["latest"].replace("{columns}", columns), upsert=("key",))
 
 
 def _windows(size_us: int, slide_us: int) -> Result:
-    """The windows whose end the watermark passes from micro-batch to micro-batch; append, so each one once."""
-    hops = size_us // slide_us
-    return Result(
-        f"""
-        WITH marks AS (
-            SELECT coalesce(max(epoch_us("time")) FILTER (batch < {{first}} - 1) - {_DELAY_US}, 0) AS before,
-                coalesce(max(epoch_us("time")) FILTER (batch < {{last}}) - {_DELAY_US}, 0) AS after
-            FROM rows
-        ), copies AS (
-            SELECT key, value,
-                (epoch_us("time") // {slide_us} - unnest(range({hops}))) * {slide_us} + {size_us} AS window_end
-            FROM rows
-        )
-        SELECT key, CAST(make_timestamp(window_end) AS TIMESTAMP) AS window_end,
-            count(*) AS n, CAST(sum(value) AS BIGINT) AS total
-        FROM copies, marks WHERE window_end > before AND window_end <= after
-        GROUP BY ALL"""
-    )
+    return Result(_SQL["windows"].replace("{size}", str(size_us)).replace("{slide}", str(slide_us)))
 
 
 _NATIVE = ("ours-sync", "ours-async", "spark-heap", "spark-changelog", "spark-snapshot")
@@ -185,7 +156,13 @@ WORKS: Mapping[str, Work] = {
         Work("b", "first row a key", _half_new, {"": _FIRST, "floor": _FLOOR}, _WITH_FLOOR),
         Work("c", "join within 10 s", _two_sides, {"": _JOINED}, _NATIVE, fills=False),
         Work("d", "counter a key", _uniform, _COUNTS, _BUNDLED),
-        Work("g", _BY_FUNCTION, _uniform, {"": _MEANS, "bundle": _MEANS, "floor": _FLOOR}, _BUNDLED),
+        Work(
+            "g",
+            _BY_FUNCTION,
+            _uniform,
+            {"": _latest(_MEAN), "bundle": _latest(_MEAN), "floor": _FLOOR},
+            _BUNDLED,
+        ),
         Work("e-tumble", "tumbling windows", _timed, {"": _TUMBLED}, _NATIVE, fills=False),
         Work("e-hop", "hopping windows", _timed, {"": _HOPPED}, _NATIVE, fills=False),
     )
