@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.frame import LAST_WORDS, ROOT, CaseError, Column, Figure, Report, Row, times
+from bench.frame import LAST_WORDS, ROOT, CaseError, Figure, Report, Row, columns
 
 WORSE = 1
 FOLDER = Path(__file__).with_name("baseline")
@@ -29,14 +29,10 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "peers": ("--work", "a", "--keys", "1000000", "--peers", "ours-sync,ours-async,spark-changelog"),
 }
 """Benchmarks that the baseline is made of, and their options: a few minutes in all."""
-COLUMNS = (
-    Column("before ratio", "before"),
-    Column("spread", "low_before high_before"),
-    Column("after ratio", "after"),
-    Column("spread", "low_after high_after"),
-    Column("gain", "gain", times),
-    Column("verdict", "verdict"),
-)
+COLUMNS = columns("""
+    before ratio: before; spread: low_before high_before; after ratio: after; spread: low_after high_after
+    gain: gain as times; verdict: verdict
+""")
 Figures = dict[str, Figure]
 
 

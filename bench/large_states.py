@@ -24,8 +24,8 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Column, Report, Row, Side, WrongResult, ratio, turns
-from bench.frame.report import Rounds, benchmark, figure, mib, numbers, times
+from bench.frame import Report, Row, Side, WrongResult, columns, ratio, turns
+from bench.frame.report import Rounds, benchmark, figure, numbers
 from bench.job import INPUT, MODES, Job, batches, count_and_sum, sliced
 from bench.micro.operators import CountPerKey
 from bench.processor_time import Clocks, Spent
@@ -34,29 +34,15 @@ from operators import GroupAggregate, count, max_, sum_
 _MIB = 1 << 20
 # Of a row of count, sum and maximum under an int64 key, in the column cache and in RocksDB's blocks.
 _COLUMN_BYTES, _BLOCK_BYTES = 70, 40
-_GROWTH = (
-    Column("wall s", "wall_median"),
-    Column("wall max", "wall_max", times),
-    Column("wall mean", "wall_mean", times),
-    Column("us a row", "wall_us", bars=""),
-    Column("by first", "wall_by_first", times),
-    Column("CPU us", "cpu_us"),
-    Column("by first", "cpu_by_first", times),
-    Column("wait s", "waited_max"),
-    Column("state MiB", "state_bytes", mib),
-    Column("RSS MiB", "rss_bytes", mib),
-    Column("peak MiB", "rss_bytes_peak", mib, bars=""),
-)
-_BACKFILL = (
-    Column("spills", "spills"),
-    Column("s", "seconds"),
-    Column("ratio", "ratio", bars="low high"),
-    Column("spread", "low high"),
-    Column("CPU s", "cpu_seconds"),
-    Column("CPU ratio", "cpu_ratio"),
-    Column("writes MiB", "write_cache_bytes", mib),
-    Column("process MiB", "memory_bytes", mib, bars=""),
-)
+_GROWTH = columns("""
+    wall s: wall_median; wall max: wall_max as times; wall mean: wall_mean as times; us a row: wall_us drawn
+    by first: wall_by_first as times; CPU us: cpu_us; by first: cpu_by_first as times; wait s: waited_max
+    state MiB: state_bytes as mib; RSS MiB: rss_bytes as mib; peak MiB: rss_bytes_peak as mib drawn
+""")
+_BACKFILL = columns("""
+    spills: spills; s: seconds; ratio: ratio drawn low high; spread: low high; CPU s: cpu_seconds
+    CPU ratio: cpu_ratio; writes MiB: write_cache_bytes as mib; process MiB: memory_bytes as mib drawn
+""")
 
 
 def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: float | None) -> dict[str, Any]:

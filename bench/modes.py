@@ -27,7 +27,7 @@ from asyncstate.functions import MapFunction, ProcessWindowFunction
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
 from asyncstate.state import ValueStateDescriptor
-from bench.frame import Column, Figure, Report, Rounds, Row, Seed, benchmark, medians, times, turns
+from bench.frame import Figure, Report, Rounds, Row, Seed, benchmark, columns, medians, turns
 from bench.job import MODES, Job, sliced
 from bench.processor_time import Spent
 
@@ -136,15 +136,10 @@ run on the same engine as the functions shown."""
 AIM, CONFIDENCE = 1.0, 0.95
 _PIECES = 4
 """For each round so many smaller micro-batches, in pairs of their own: the machine's speed changes within seconds."""
-_COLUMNS = (
-    Column("sync CPU us", "sync"),
-    Column("async CPU us", "async"),
-    Column("sync /async", "ratio", times, "low high"),
-    Column("95% interval", "low high"),
-    Column("aim", "aim", times),
-    Column("met", "met"),
-    Column("bytes /key", "bytes"),
-)
+_COLUMNS = columns("""
+    sync CPU us: sync; async CPU us: async; sync /async: ratio as times drawn low high
+    95% interval: low high; aim: aim as times; met: met; bytes /key: bytes
+""")
 
 
 def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int) -> list[Row]:

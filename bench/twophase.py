@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.operator import BundleOperator
 from asyncstate.spark import MicroBatch
 from asyncstate.testing import net
-from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
-from bench.frame.report import Cores, Rounds, Seed, benchmark, chosen, ms, percent, short, times
+from bench.frame import Report, Row, WrongResult, columns, medians, ratio, turns
+from bench.frame.report import Cores, Rounds, Seed, benchmark, chosen
 from bench.processor_time import TreeClocks
 from bench.session import JobSide, session
 from operators import GroupAggregate, WindowAggregate, avg, count, max_, sum_, tumble
@@ -32,19 +32,12 @@ WARM_UP = 2
 """Micro-batches that are not counted; ``auto`` has nothing to go by in the first."""
 _MINUTE = 60
 TOTALS = "totals"
-_COLUMNS = (
-    Column("moved rows", "rows_exchanged", short),
-    Column("left rows", "rows_operator", short),
-    Column("one ms", "one_s", ms),
-    Column("CPU ms", "one_cpu_s", ms),
-    Column("two ms", "two_s", ms),
-    Column("CPU ms", "two_cpu_s", ms),
-    Column("two time", "two_ratio", times, ""),
-    Column("two CPU", "two_cpu", times),
-    Column("auto time", "auto_ratio", times, ""),
-    Column("auto CPU", "auto_cpu", times),
-    Column("auto on", "auto_local", percent),
-)
+_COLUMNS = columns("""
+    moved rows: rows_exchanged as short; left rows: rows_operator as short; one ms: one_s as ms
+    CPU ms: one_cpu_s as ms; two ms: two_s as ms; CPU ms: two_cpu_s as ms
+    two time: two_ratio as times drawn; two CPU: two_cpu as times; auto time: auto_ratio as times drawn
+    auto CPU: auto_cpu as times; auto on: auto_local as percent
+""")
 _NOTE = (
     "rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator; then what "
     "one phase takes by what the others do; on: how often auto took two"

@@ -36,8 +36,8 @@ from asyncstate.spark import MicroBatch
 from asyncstate.storage import RocksDBStore
 from bench.checkpoints import driven
 from bench.checkpoints.driven import SNAPSHOT_INTERVAL, DrivenJob, fill_keys, instead, settings
-from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
-from bench.frame.report import Seed, benchmark, mib, ms, percent, plain, times
+from bench.frame import Report, Row, WrongResult, columns, medians, ratio, turns
+from bench.frame.report import Seed, benchmark
 from bench.job import Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks, Spent, TreeClocks
 from bench.session import JobSide, session
@@ -48,18 +48,11 @@ RECOVERY_AIM = 10.0
 DELTAS = 20
 _NEVER = 1_000_000
 """A ``snapshot-interval`` that is not reached."""
-RECOVERY = (
-    Column("MiB", "bytes", mib),
-    Column("replay s", "replay_s"),
-    Column("CPU s", "replay_cpu_s"),
-    Column("read s", "open_s"),
-    Column("CPU s", "open_cpu_s"),
-    Column("replay /read", "open_ratio", times, ""),
-    Column("batch s", "first_batch_s"),
-    Column("CPU s", "first_batch_cpu_s"),
-    Column("replay /batch", "first_batch_ratio", times, ""),
-    Column("aim", "aim", times),
-)
+RECOVERY = columns("""
+    MiB: bytes as mib; replay s: replay_s; CPU s: replay_cpu_s; read s: open_s; CPU s: open_cpu_s
+    replay /read: open_ratio as times drawn; batch s: first_batch_s; CPU s: first_batch_cpu_s
+    replay /batch: first_batch_ratio as times drawn; aim: aim as times
+""")
 RECOVERY_NOTE = (
     "replay, most favourable to it: the operator alone over all micro-batches that made the state, without reading "
     "the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page cache; "
@@ -159,18 +152,12 @@ COMMITS_AIM = 0.15
 CORES = 2
 _WARM_UP = 2
 TOTALS = "totals"
-COMMITS = (
-    Column("changed keys", "changed_keys"),
-    Column("without ms", "without_s", ms),
-    Column("CPU ms", "without_cpu_s", ms),
-    Column("with ms", "plain_s", ms),
-    Column("CPU ms", "plain_cpu_s", ms),
-    Column("snap ms", "snapshot_s", ms),
-    Column("over plain", "plain", percent, ""),
-    Column("over snap", "snapshot", percent),
-    Column("over mean", "every", percent, ""),
-    Column("aim", "aim", lambda aim: f"{aim:.0%}"),
-)
+COMMITS = columns("""
+    changed keys: changed_keys; without ms: without_s as ms; CPU ms: without_cpu_s as ms
+    with ms: plain_s as ms; CPU ms: plain_cpu_s as ms; snap ms: snapshot_s as ms
+    over plain: plain as percent drawn; over snap: snapshot as percent; over mean: every as percent drawn
+    aim: aim as {:.0%}
+""")
 COMMITS_NOTE = (
     "without: the same micro-batch, its changes written to a sorted file and ingested by the local store; no file in "
     "the checkpoint, no checksums, no sync, no snapshot, no manifest. over: what a checkpoint adds, medians of the "
@@ -266,19 +253,11 @@ def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int
     yield commit_row(f"Spark, {CORES} tasks", spent, snapshots, facts)
 
 
-def _kib(size_bytes: float) -> str:
-    return plain(size_bytes / 1024)
-
-
-BYTES = (
-    Column("state MiB", "state_bytes", mib),
-    Column("delta", "delta_bytes", _kib, ""),
-    Column("snap- shots", "snapshot_bytes", _kib, ""),
-    Column("if whole", "whole_bytes", _kib, ""),
-    Column("driver", "driver_bytes", _kib),
-    Column("re- writes", "rewrites"),
-    Column("snap- shots", "snapshots"),
-)
+BYTES = columns("""
+    state MiB: state_bytes as mib; delta: delta_bytes as kib drawn; snap- shots: snapshot_bytes as kib drawn
+    if whole: whole_bytes as kib drawn; driver: driver_bytes as kib; re- writes: rewrites
+    snap- shots: snapshots
+""")
 BYTES_NOTE = (
     "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would take if "
     "each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start "

@@ -28,12 +28,11 @@ from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, isola
 from bench.processor_time import Spent
 
 __all__ = ["CANNOT_RUN", "LOG", "Column", "Cores", "Figure", "Report", "Rounds", "Row", "Seed", "benchmark"]
-__all__ += ["chosen", "costs", "figure", "numbers", "short", "sides", "times"]
+__all__ += ["chosen", "columns", "costs", "figure", "numbers", "short", "sides", "times"]
 WIDTH = 80
 LOG = "spark.log"
 """What Spark says in a benchmark, in its scratch folder."""
 WRONG_RESULT, CANNOT_RUN = 1, 2
-_MIB = 1 << 20
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 T = TypeVar("T")
 
@@ -98,8 +97,12 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
+def kib(value: float) -> str:
+    return plain(float(value) / (1 << 10))
+
+
 def mib(value: float) -> str:
-    return plain(float(value) / _MIB)
+    return plain(float(value) / (1 << 20))
 
 
 def whole(value: float) -> str:
@@ -125,6 +128,22 @@ class Column(NamedTuple):
             return ""
         texts = [one if isinstance(one, str) else "" if one is None else self.shown(one) for one in values]
         return texts[0] if len(texts) == 1 else "-".join(text.removesuffix("x") for text in texts)
+
+
+SHOWN = {each.__name__: each for each in (kib, mib, ms, percent, plain, short, times, whole)}
+
+
+def columns(text: str) -> tuple[Column, ...]:
+    """Columns as text, with ``;`` or a line's end between them: ``heading: fact``, then ``as`` and how it is shown (of
+    ``SHOWN``, or a format), then ``drawn`` and the whiskers, if any. Raises KeyError for what is not in ``SHOWN``."""
+    found = []
+    for cell in filter(None, map(str.strip, text.replace("\n", ";").split(";"))):
+        heading, _, rest = cell.partition(": ")
+        rest, drawn, bars = rest.partition(" drawn")
+        fact, _, how = rest.partition(" as ")
+        shown = how.format if "{" in how else SHOWN[how or "plain"]
+        found.append(Column(heading, fact, shown, bars.strip() if drawn else None))
+    return tuple(found)
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:

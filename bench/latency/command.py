@@ -34,8 +34,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
-from bench.frame import Column, Report, Row, in_turns, serving
-from bench.frame.report import Cores, benchmark, chosen, numbers, plain, whole
+from bench.frame import Column, Report, Row, columns, in_turns, serving
+from bench.frame.report import Cores, benchmark, chosen, numbers, whole
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
@@ -372,14 +372,10 @@ def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]
     return [f"{count:,} {what}" for count, what in problems if count]
 
 
-_STEADY = (
-    Column("events /s", "rate"),
-    Column("p50 ms", "p50_ms", whole, "p50_ms p95_ms"),
-    Column("p95 ms", "p95_ms", whole),
-    Column("max ms", "max_ms", whole),
-    Column("events a batch", "batch_events", whole),
-    Column("cores busy", "cpu_share", plain),
-)
+_STEADY = columns("""
+    events /s: rate; p50 ms: p50_ms as whole drawn p50_ms p95_ms; p95 ms: p95_ms as whole
+    max ms: max_ms as whole; events a batch: batch_events as whole; cores busy: cpu_share
+""")
 
 
 @benchmark(work="a", rows="10", engines="ours-sync,spark", batches=1, turns=1, keys=99, rate=100, seconds=0.5)

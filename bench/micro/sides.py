@@ -16,19 +16,14 @@ from rocksdict import Rdict, ReadOptions, SstFileWriter
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb_options import rocksdb_options
-from bench.frame import Column, Figure, Row, Side, figure, medians, ratio, turns
+from bench.frame import Figure, Row, Side, columns, figure, medians, ratio, turns
 from bench.job import INPUT, MODES, Job, batches, config_of, draws
 from bench.processor_time import Clocks, Spent
 
-COLUMNS = (
-    Column("by hand", "floor_us"),
-    Column("CPU", "floor_cpu_us"),
-    Column("ours us", "ours_us"),
-    Column("CPU us", "ours_cpu_us"),
-    Column("ratio", "ratio", bars="low high"),
-    Column("spread", "low high"),
-    Column("aim", "aim", lambda aim: f"{aim:.1f}"),
-)
+COLUMNS = columns("""
+    by hand: floor_us; CPU: floor_cpu_us; ours us: ours_us; CPU us: ours_cpu_us; ratio: ratio drawn low high
+    spread: low high; aim: aim as {:.1f}
+""")
 _COUNT = struct.Struct("<Bq")
 _ROW = np.dtype([("head", "u1"), ("count", "<i8"), ("sum", "<i8")])
 

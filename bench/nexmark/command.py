@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Column, Figure, Report, Row, in_turns
-from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
+from bench.frame import Figure, Report, Row, columns, in_turns
+from bench.frame.report import Cores, Seed, benchmark, chosen
 from bench.nexmark import generator, oracle
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.generator import EventFiles, GeneratorConfig, file_stream, narrow
@@ -217,18 +217,12 @@ def _reset_worker_peaks(spark: SparkSession) -> None:
 
 
 _BATCHES = 10
-_COLUMNS = (
-    Column("events /s", "events_per_second", short, ""),
-    Column("CPU us", "cpu_us"),
-    Column("batch p50", "batch_ms_p50", whole, "batch_ms_p50 batch_ms_p95"),
-    Column("batch p95", "batch_ms_p95", whole),
-    Column("state reads", "state_reads", short),
-    Column("list gets", "read_batches", short),
-    Column("cache hits", "cache_hits", short),
-    Column("state MiB", "state_bytes", mib),
-    Column("async /sync", "speedup", times),
-    Column("result", "result"),
-)
+_COLUMNS = columns("""
+    events /s: events_per_second as short drawn; CPU us: cpu_us
+    batch p50: batch_ms_p50 as whole drawn batch_ms_p50 batch_ms_p95; batch p95: batch_ms_p95 as whole
+    state reads: state_reads as short; list gets: read_batches as short; cache hits: cache_hits as short
+    state MiB: state_bytes as mib; async /sync: speedup as times; result: result
+""")
 _NOTE = "batch: ms of a micro-batch; CPU: us of processor time an event, all processes"
 
 

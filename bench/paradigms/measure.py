@@ -15,8 +15,8 @@ import pyarrow as pa
 import typer
 
 from asyncstate.operator import InputSpec
-from bench.frame import Column, Figure, Report, Row, Side, medians, ratio, turns
-from bench.frame.report import Rounds, Seed, benchmark, figure, times
+from bench.frame import Figure, Report, Row, Side, columns, medians, ratio, turns
+from bench.frame.report import Rounds, Seed, benchmark, figure
 from bench.job import Job, config_of, sliced
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
 
@@ -28,14 +28,10 @@ _WAYS = {
     "await": (Form.AWAIT, "async"),
 }
 """Form, and mode of the state."""
-_COLUMNS = (
-    Column("calls sync", "calls"),
-    Column("futures sync", "futures"),
-    Column("futures async", "async"),
-    Column("await async", "await"),
-    Column("sync /async", "ratio", times, "low high"),
-    Column("spread", "low high"),
-)
+_COLUMNS = columns("""
+    calls sync: calls; futures sync: futures; futures async: async; await async: await
+    sync /async: ratio as times drawn low high; spread: low high
+""")
 
 
 def rows(keys: np.ndarray, seed: int) -> list[pa.RecordBatch]:

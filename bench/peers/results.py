@@ -12,19 +12,13 @@ from typing import Any
 
 import msgspec
 
-from bench.frame import Column, Figure, Row, short, times
+from bench.frame import Figure, Row, columns
 
-COLUMNS = (
-    Column("rows a batch", "rows", short),
-    Column("rows/s", "rate", short, "slowest quickest"),
-    Column("spread", "slowest quickest", short),
-    Column("CPU us", "cpu_us"),
-    Column("sync /peer", "sync", times),
-    Column("async /peer", "async", times),
-    Column("spread", "low high", times),
-    Column("aim", "aim", lambda aim: f"{aim:g}x"),
-    Column("met", "met"),
-)
+COLUMNS = columns("""
+    rows a batch: rows as short; rows/s: rate as short drawn slowest quickest
+    spread: slowest quickest as short; CPU us: cpu_us; sync /peer: sync as times
+    async /peer: async as times; spread: low high as times; aim: aim as {:g}x; met: met
+""")
 
 
 class Throughput(Row, kw_only=True, omit_defaults=True):

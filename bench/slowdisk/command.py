@@ -31,7 +31,17 @@ from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
-from bench.frame import CANNOT_RUN, Column, Report, Rounds, Row, Seed, benchmark, chosen, medians, times
+from bench.frame import (
+    CANNOT_RUN,
+    Report,
+    Rounds,
+    Row,
+    Seed,
+    benchmark,
+    chosen,
+    columns,
+    medians,
+)
 from bench.job import MODES, Job, config_of, count_and_sum, last_row, sliced
 from bench.paradigms import PARADIGMS, Form, Paradigm
 from bench.processor_time import Spent
@@ -316,16 +326,10 @@ def _on_threads(get: Callable[[Any], object], threads: int, keys: list[bytes]) -
 
 
 _AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"
-COLUMNS = (
-    Column("sync us", "sync_us"),
-    Column("CPU us", "sync_cpu_us"),
-    Column("async us", "async_us"),
-    Column("CPU us", "async_cpu_us"),
-    Column("sync /async", "speedup", times, ""),
-    Column("reads /record", "async_reads"),
-    Column("threads", "threads"),
-    Column("device us", "device_us"),
-)
+COLUMNS = columns("""
+    sync us: sync_us; CPU us: sync_cpu_us; async us: async_us; CPU us: async_cpu_us
+    sync /async: speedup as times drawn; reads /record: async_reads; threads: threads; device us: device_us
+""")
 
 
 @benchmark(workloads="by-hand,p1,aggregate", devices="disk,1ms")

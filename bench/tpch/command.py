@@ -16,8 +16,8 @@ import typer
 from pyspark.sql import SparkSession
 
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Column, Report, Row, WrongResult, medians, turns
-from bench.frame.report import Cores, benchmark, chosen, mib, ms, short, times
+from bench.frame import Report, Row, WrongResult, columns, medians, turns
+from bench.frame.report import Cores, benchmark, chosen, times
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
 from bench.session import batch_seconds, changelog_writer, files_stream, run_to_end, session
@@ -27,18 +27,11 @@ Rows = Iterator[Row]
 Facts = dict[str, Any]
 _WARM_UP = 1
 """Micro-batches of changes that are not measured, and runs of the batch engine."""
-_COLUMNS = (
-    Column("first s", "first_s"),
-    Column("kept ms", "kept_s", ms),
-    Column("CPU ms", "kept_cpu_s", ms),
-    Column("again ms", "again_s", ms),
-    Column("CPU ms", "again_cpu_s", ms),
-    Column("times quicker", "quicker", times, ""),
-    Column("by CPU", "quicker_cpu", times),
-    Column("changed rows", "changed_rows", short),
-    Column("result rows", "result_rows", short),
-    Column("state MiB", "state_bytes", mib),
-)
+_COLUMNS = columns("""
+    first s: first_s; kept ms: kept_s as ms; CPU ms: kept_cpu_s as ms; again ms: again_s as ms
+    CPU ms: again_cpu_s as ms; times quicker: quicker as times drawn; by CPU: quicker_cpu as times
+    changed rows: changed_rows as short; result rows: result_rows as short; state MiB: state_bytes as mib
+""")
 _NOTE = (
     "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; again: the "
     "same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
