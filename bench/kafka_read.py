@@ -74,13 +74,12 @@ def measure(spark: SparkSession, servers: str, count: int, rounds: int, connecto
 def kafka_read(
     report: Report,
     servers: Annotated[str, typer.Option(help="Bootstrap servers of a Kafka to make a topic in.")],
-    jars: Annotated[str, typer.Option(help="Of Spark's connector; by default in build/servers.")] = "",
     messages: Annotated[int, typer.Option(min=1, help="Messages in the topic.")] = 500_000,
     rounds: Rounds = 5,
 ) -> None:
-    """Read a topic of one partition by Spark's connector and by the Python data source; the ratio is the speed by
-    that of Spark's connector, or of the only reader, if its jars are not there."""
-    found = jars or ",".join(map(str, sorted((ROOT / "build" / "servers" / "spark-kafka").glob("*.jar"))))
+    """Read a topic of one partition by Spark's connector and by the Python data source; the ratio is the speed by that
+    of Spark's connector, or of the only reader, if its jars are not in build/servers/spark-kafka."""
+    found = ",".join(map(str, sorted((ROOT / "build" / "servers" / "spark-kafka").glob("*.jar"))))
     connectors = list(_CONNECTORS)[0 if found else 1 :]
     with session("bench kafka-read", report.folder, 1, {"spark.jars": found} if found else {}) as spark:
         title = f"{messages:,} messages of some 100 bytes in one partition, medians of {rounds}"

@@ -138,11 +138,11 @@ def columns(text: str) -> tuple[Column, ...]:
     ``SHOWN``, or a format), then ``drawn`` and the whiskers, if any. Raises KeyError for what is not in ``SHOWN``."""
     found = []
     for cell in filter(None, map(str.strip, text.replace("\n", ";").split(";"))):
-        heading, _, rest = cell.partition(": ")
+        heading, _, rest = cell.partition(":")
         rest, drawn, bars = rest.partition(" drawn")
         fact, _, how = rest.partition(" as ")
         shown = how.format if "{" in how else SHOWN[how or "plain"]
-        found.append(Column(heading, fact, shown, bars.strip() if drawn else None))
+        found.append(Column(heading.strip(), fact.strip(), shown, bars.strip() if drawn else None))
     return tuple(found)
 
 
@@ -378,12 +378,7 @@ def made(folder: Path | None) -> Path | None:
 
 
 def costs(unit: str, of: str = "a row") -> tuple[Column, ...]:
-    return (
-        Column(f"{unit} {of}".strip(), "cost"),
-        Column(f"CPU {unit}", "cpu"),
-        Column("ratio", "ratio", bars="low high"),
-        Column("spread", "low high"),
-    )
+    return columns(f"{unit} {of}: cost; CPU {unit}: cpu; ratio: ratio drawn low high; spread: low high")
 
 
 def sides(

@@ -34,8 +34,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
-from bench.frame import Column, Report, Row, columns, in_turns, serving
-from bench.frame.report import Cores, benchmark, chosen, numbers, whole
+from bench.frame import Report, Row, columns, in_turns, serving
+from bench.frame.report import Cores, benchmark, chosen, numbers
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
@@ -372,6 +372,8 @@ def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]
     return [f"{count:,} {what}" for count, what in problems if count]
 
 
+_FIXED = """ROWS ms: ms_SIZE as whole drawn low_SIZE high_SIZE
+    ROWS spread: low_SIZE high_SIZE as whole; CPU ms: cpu_ms_SIZE as whole"""
 _STEADY = columns("""
     events /s: rate; p50 ms: p50_ms as whole drawn p50_ms p95_ms; p95 ms: p95_ms as whole
     max ms: max_ms as whole; events a batch: batch_events as whole; cores busy: cpu_share
@@ -405,14 +407,9 @@ def latency(
                 report.say(f"{each}: left out: {engine.title}: {missing}")
     report.tell("starting Spark")
     with session("latency", report.folder, cores, _CONF) as spark:
-        columns = []
-        for size in plan.sizes:
-            columns += [
-                Column(f"{size:,} ms", f"ms_{size}", whole, f"low_{size} high_{size}"),
-                Column(f"{size:,} spread", f"low_{size} high_{size}", whole),
-                Column("CPU ms", f"cpu_ms_{size}", whole),
-            ]
-        report.section("A micro-batch of few rows, ms from trigger to commit; medians", columns)
+        shown = (_FIXED.replace("SIZE", str(size)).replace("ROWS", f"{size:,}") for size in plan.sizes)
+        heads = columns("\n".join(shown))
+        report.section("A micro-batch of few rows, ms from trigger to commit; medians", heads)
         for each in works if plan.sizes else ():
             fixed_costs(spark, each, plan, report)
         report.section("From event to output, default trigger, at a steady rate", _STEADY)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from asyncstate.futures import to_iterable
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
 from asyncstate.operator import Row as InputRow
-from asyncstate.state import ListState, ListStateDescriptor, MapState, MapStateDescriptor
+from asyncstate.state import ListStateDescriptor, MapStateDescriptor
 from bench.frame.measure import Side
 from bench.job import sliced
 from bench.micro.sides import ByHand, Case, Place, Size
@@ -40,8 +40,9 @@ _CHUNK_NUMBERS: Final = 512
 class Iterate(RecordOperator):
     """Fills the state of a key with ENTRIES numbers, or makes a list of them; ``seconds`` is what the lists took."""
 
-    seconds = 0.0
-    entries = 0
+    seconds, entries = 0.0, 0
+    get: Callable[[], Any]
+    async_get: Callable[[], Any]
 
     def __init__(self, asynchronous: bool) -> None:
         self.asynchronous = asynchronous
@@ -51,51 +52,41 @@ class Iterate(RecordOperator):
 
     def process(self, row: InputRow, ctx: RecordContext) -> Any:
         if row.what == _FILL:
-            self.fill()
-            return None
+            return self.fill()
         started = time.thread_time()
 
         def listed(entries: list[Any]) -> None:
             self.seconds += time.thread_time() - started
             self.entries += len(entries)
 
-        return self.iterate(listed)
+        if self.asynchronous:
+            return to_iterable(self.async_get()).then_accept(listed)
+        return listed(list(self.get()))
 
     def fill(self) -> None:
         """Write the entries of the current key."""
-
-    def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        """Give all entries of the current key to ``listed``; a future in async form."""
 
 
 class MapEntries(Iterate):
     """``MapState.entries`` of an int64 to int64 map."""
 
     def open(self, context: OperatorContext) -> None:
-        self._map: MapState[int, int] = context.get_state(MapStateDescriptor("map", int, int))
+        self.state: Any = context.get_state(MapStateDescriptor("map", int, int))
+        self.get, self.async_get = self.state.entries, self.state.async_entries
 
     def fill(self) -> None:
-        self._map.put_all((number, 3 * number) for number in range(ENTRIES))
-
-    def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        if self.asynchronous:
-            return to_iterable(self._map.async_entries()).then_accept(listed)
-        return listed(list(self._map.entries()))
+        self.state.put_all((number, 3 * number) for number in range(ENTRIES))
 
 
 class ListElements(Iterate):
     """``ListState.get`` of a list of int64."""
 
     def open(self, context: OperatorContext) -> None:
-        self._list: ListState[int] = context.get_state(ListStateDescriptor("list", int))
+        self.state: Any = context.get_state(ListStateDescriptor("list", int))
+        self.get, self.async_get = self.state.get, self.state.async_get
 
     def fill(self) -> None:
-        self._list.add_all(range(ENTRIES))
-
-    def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        if self.asynchronous:
-            return to_iterable(self._list.async_get()).then_accept(listed)
-        return listed(list(self._list.get()))
+        self.state.add_all(range(ENTRIES))
 
 
 class HandIterations(ByHand):
@@ -150,7 +141,6 @@ def _by_hand(what: str, place: Place, size: Size) -> Side:
 def _ours(make: Callable[[bool], Iterate], place: Place, size: Size) -> Side:
     keys, operator = _keys(size), make(place.mode == "async")
     job = place.job(operator, InputSpec(_SCHEMA, ("key",)))
-
     job.run(sliced(_SCHEMA, range(keys), [_FILL] * keys))
     given = sliced(_SCHEMA, range(keys), [_ITERATE] * keys)
 

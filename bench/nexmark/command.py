@@ -143,12 +143,6 @@ class NexmarkRunner:
         shutil.rmtree(folder)
         return run.batch_ms, run.spent.cpu_seconds
 
-    def explain(self, query: str) -> str:
-        job = StreamingJob(self._spark, str(self._settings.folder / "unused"))
-        few = self._write("few", _WARM_UP_BATCHES, 1)
-        self._declare(job, query, few).to(changelog_writer(None), name="result")
-        return job.explain()
-
     def close(self) -> None:
         """Give up the batch engine; the session is the caller's."""
         self._duckdb.close()
@@ -243,22 +237,17 @@ def nexmark(
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Runs, alternating; shown is the median one.")] = 1,
     sql: Annotated[bool, typer.Option("--sql", help="The queries by job.sql; q12 has none.")] = False,
-    explain: Annotated[str | None, typer.Option(help="Show the plan of this query and exit.")] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     how = "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
     title = f"Nexmark{' by SQL' if sql else ''}, {events:,} events, {cores} cores, {how}"
-    names = queries if explain is None else explain
-    known = STATEMENTS if sql else ALL_PLANS
-    asked = chosen(",".join(STATEMENTS if sql else PLANS) if names == "all" else names, known, "--queries")
+    every, known = (STATEMENTS, STATEMENTS) if sql else (PLANS, ALL_PLANS)
+    asked = chosen(",".join(every) if queries == "all" else queries, known, "--queries")
     batch = micro_batch_events or -(-events // _BATCHES)
     settings = RunSettings(report.folder, events, batch, cores, seed, sql)
     modes = [mode for mode in (False, True) if enabled in ("both", str(mode).lower())]
     report.tell("starting Spark")
     with started(settings) as runner:
-        if explain is not None:
-            report.say(runner.explain(explain))
-            return
         report.tell(f"generating {events:,} events")
         runner.prepare()
         report.section(title, _COLUMNS, _NOTE)

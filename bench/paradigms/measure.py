@@ -82,20 +82,10 @@ def paradigms(
     state_keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 50_000,
     records: Annotated[int, typer.Option(min=10, help="Records a micro-batch.")] = 50_000,
     rounds: Rounds = 5,
-    slow: Annotated[bool, typer.Option(help="Also iterate on a device with 1 ms latency (Linux, C).")] = True,
     seed: Seed = 1,
 ) -> None:
-    """Compare the nine paradigms in their forms, with sync and async state; iterations on a slow device too."""
-    from bench.slowdisk import command as slowdisk
-
-    plan = slowdisk.Plan(1_000_000, 1_000, 1_000, 3.0, 3, seed)
-    if report.tiny:
-        plan = slowdisk.Plan(2_000, 100, 50, 0.1, 1, seed)
+    """Compare the nine paradigms in their forms, with sync and async state; on a slow device ``slow-disk`` does."""
     title = f"us a record, {records:,} records on {state_keys:,} keys in memory, medians of {rounds}"
     report.section(title, _COLUMNS)
     for paradigm in PARADIGMS:
         report.case(paradigm.title, measure, paradigm, state_keys, records, rounds, seed)
-    if slow and (library := slowdisk.delaying(report)) is not None:
-        title = f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device"
-        report.section(title, slowdisk.COLUMNS)
-        slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], plan, library)

@@ -126,28 +126,17 @@ DEVICES: Mapping[str, Device] = {
 """By the name of the command line."""
 
 
-class Plan(NamedTuple):
-    """How much to measure. Sync gets as many records as fit ``sync_seconds``, which bounds each run."""
-
-    state_keys: int
-    records: int
-    records_min: int
-    sync_seconds: float
-    rounds: int
-    seed: int
-
-
 class Task(msgspec.Struct, frozen=True):
     """What to measure in the state that ``fill`` has made in ``folder``."""
 
     workload: str
     folder: str
     state_keys: int
-    seed: int
+    records: int
     rounds: int
+    seed: int
     asynchronous: bool = False
     cached: bool = False
-    records: int = 0
     warm_up: int = 0
 
     @property
@@ -168,32 +157,21 @@ class Measured(msgspec.Struct, frozen=True):
     threads: int
 
 
-def run(report: Report, workloads: list[str], devices: list[str], plan: Plan, library: Path | None) -> None:
-    """Measure each workload on each device. Without the shim's ``library`` devices with a latency are left out."""
-    for workload in workloads:
-        title = WORKLOADS[workload].name
-        made = report.folder / workload
-        made.mkdir()
-        task = Task(workload, str(made), plan.state_keys, plan.seed, plan.rounds)
-        filled = report.case("filling", fill, task, group=title, alone=True)
-        for device in (DEVICES[name] for name in devices if filled):
-            if library is not None or not device.latency_us:
-                report.case(device.name, _compared, report, device, plan, task, library, group=title)
-
-
-def _compared(report: Report, device: Device, plan: Plan, task: Task, library: Path | None) -> Iterator[Row]:
+def _compared(report: Report, device: Device, task: Task, library: Path | None) -> Iterator[Row]:
     """Sync and async; ``speedup`` is the time of a record in sync mode by that in async mode, ``device_us`` what the
-    device alone would take for a record in async mode: its reads, shared out over the threads."""
+    device alone would take for a record in async mode: its reads, shared out over the threads. Sync gets as many
+    records as fit some seconds, which bounds each run."""
+    least, sync_seconds = (50, 0.1) if report.tiny else (min(300, task.records), 3.0)
     environment = None
     if library is not None and not (report.tiny and not device.latency_us):
         environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
     found = {}
     for mode in MODES:
-        records = plan.records
+        records = task.records
         if mode == "sync":
-            affordable = int(plan.sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
-            records = max(plan.records_min, min(plan.records, affordable))
-        warm_up = plan.state_keys // 4 if device.cached else max(plan.records_min, records // _WARM_UP_SHARE)
+            affordable = int(sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
+            records = max(least, min(records, affordable))
+        warm_up = task.state_keys // 4 if device.cached else max(least, records // _WARM_UP_SHARE)
         size = {"records": records, "warm_up": warm_up}
         ready = msgspec.structs.replace(task, asynchronous=mode == "async", cached=device.cached, **size)
         found[mode] = report.alone(measure, ready, environment=environment)
@@ -332,7 +310,7 @@ COLUMNS = columns("""
 """)
 
 
-@benchmark(workloads="by-hand,p1,aggregate", devices="disk,1ms")
+@benchmark(workloads="by-hand,p1,aggregate", devices="disk,1ms", state_keys=2_000, records=400, rounds=1)
 def slow_disk(
     report: Report,
     workloads: Annotated[str, typer.Option(help=f"{', '.join(WORKLOADS)}; or 'all'.")] = _AIMED_AT,
@@ -343,21 +321,20 @@ def slow_disk(
     seed: Seed = 1,
 ) -> None:
     """Compare sync with async state as the latency of the disk grows."""
-    plan = Plan(state_keys, records, min(300, records), 3.0, rounds, seed)
-    if report.tiny:
-        plan = Plan(2_000, 400, 50, 0.1, 1, seed)
     names, places = chosen(workloads, WORKLOADS, "--workloads"), chosen(devices, DEVICES, "--devices")
-    title = f"{plan.records:,} records on {plan.state_keys:,} keys, medians of {plan.rounds}"
-    report.section(title, COLUMNS)
-    run(report, names, places, plan, delaying(report))
-    if not report.rows:
-        raise typer.Exit(CANNOT_RUN)
-
-
-def delaying(report: Report) -> Path | None:
-    """The shim; None, and says why, where there can be none."""
+    report.section(f"{records:,} records on {state_keys:,} keys, medians of {rounds}", COLUMNS)
+    library = None
     try:
-        return shim.build(report.folder)
+        library = shim.build(report.folder)
     except shim.ShimError as error:
         report.say(f"no rows with added latency: {error}")
-        return None
+    for name in names:
+        title, made = WORKLOADS[name].name, report.folder / name
+        made.mkdir()
+        task = Task(name, str(made), state_keys, records, rounds, seed)
+        filled = report.case("filling", fill, task, group=title, alone=True)
+        for device in (DEVICES[place] for place in places if filled):
+            if library is not None or not device.latency_us:
+                report.case(device.name, _compared, report, device, task, library, group=title)
+    if not report.rows:
+        raise typer.Exit(CANNOT_RUN)
