@@ -28,8 +28,7 @@ SLICE_SECONDS = 10
 Setting = Literal["auto", "always", "never"]
 MODES: dict[str, Setting] = {"one": "never", "two": "always", "auto": "auto"}
 """What a mode is called here, and the operator's ``local_aggregation`` in it."""
-WARM_UP = 2
-"""Micro-batches that are not counted; ``auto`` has nothing to go by in the first."""
+WARM_UP = 2  # micro-batches that are not counted; ``auto`` has nothing to go by in the first
 _MINUTE = 60
 TOTALS = "totals"
 _COLUMNS = columns("""

@@ -46,8 +46,7 @@ Facts = Mapping[str, Any]
 
 RECOVERY_AIM = 10.0
 DELTAS = 20
-_NEVER = 1_000_000
-"""A ``snapshot-interval`` that is not reached."""
+_NEVER = 1_000_000  # A ``snapshot-interval`` that is not reached
 RECOVERY = columns("""
     MiB: bytes as mib; replay s: replay_s; CPU s: replay_cpu_s; read s: open_s; CPU s: open_cpu_s
     replay /read: open_ratio as times drawn; batch s: first_batch_s; CPU s: first_batch_cpu_s
@@ -301,8 +300,7 @@ def _tables(job: DrivenJob) -> set[str]:
     return {file.name for local, file in job.snapshot_files.items() if local.endswith(".sst")}
 
 
-_LONG_RUN = 5
-"""How often a long run changes each key, on average."""
+_LONG_RUN = 5  # how often a long run changes each key, on average
 
 
 class Part(enum.StrEnum):

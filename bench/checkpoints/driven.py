@@ -31,8 +31,7 @@ from asyncstate.storage import files as task_files
 from asyncstate.storage.manifest import FileRef
 from bench.job import JOB, UID, Job, batches, config_of, count_and_sum
 
-FILL_KEYS = 500_000
-"""Keys of a micro-batch that fills a state: large ones, which cost least a key."""
+FILL_KEYS = 500_000  # keys of a micro-batch that fills a state: large ones, which cost least a key
 SNAPSHOT_INTERVAL: Final = 10
 """The default of micro-batches that change much: it is fixed here, so that those of any size can be compared."""
 

@@ -30,8 +30,7 @@ from bench.processor_time import Spent
 __all__ = ["CANNOT_RUN", "LOG", "Column", "Cores", "Figure", "Report", "Rounds", "Row", "Seed", "benchmark"]
 __all__ += ["chosen", "columns", "costs", "figure", "numbers", "short", "sides", "times"]
 WIDTH = 80
-LOG = "spark.log"
-"""What Spark says in a benchmark, in its scratch folder."""
+LOG = "spark.log"  # what Spark says in a benchmark, in its scratch folder
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 T = TypeVar("T")
@@ -181,8 +180,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return lines
 
 
-_WIDE = 50
-"""From this ratio between the longest bar and the shortest on, the axis is logarithmic."""
+_WIDE = 50  # from this ratio between the longest bar and the shortest on, the axis is logarithmic
 
 
 def draw(path: Path, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> bool:

@@ -44,8 +44,7 @@ from bench.processor_time import TreeClocks, spent_seconds, tree_times
 from bench.session import session
 
 Numbers = npt.NDArray[np.int64]
-Number = Callable[[Any], Any]
-"""The number of each row, of the columns of a DataFrame or of arrays, by name."""
+Number = Callable[[Any], Any]  # the number of each row, of the columns of a DataFrame or of arrays, by name
 
 
 class Sink:
@@ -130,7 +129,6 @@ KEYED: Mapping[str, Keyed] = {
     "b": Keyed(f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)", "value", _key, each=True),
     "d": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=True),
 }
-"""By work."""
 
 
 @dataclass
@@ -179,8 +177,7 @@ _POLL_SECONDS = 0.1  # asking costs processor time, too
 _TURN_SECONDS_MAX, _OUTPUT_SECONDS_MAX = 300.0, 120.0
 _KNOWN_SECONDS_MIN = 1.0
 _WARM_UP_SECONDS = 8.0
-_KEY_SECONDS = 5
-"""After so many each key comes again, at a steady rate."""
+_KEY_SECONDS = 5  # after so many each key comes again, at a steady rate
 _CONF = {"spark.log.level": "OFF"}
 """Ending a query of Spark's interrupts its micro-batch, of which the log would be full; failures are raised."""
 

@@ -151,7 +151,6 @@ MATCHES: dict[str, Callable[[], Operator]] = {
     "Match, rows that start nothing": lambda: _match(0),
     "Match, one row of ten starts": lambda: _match(_VALUES // 10),
 }
-"""By what is measured."""
 
 
 def in_order(job: Job, seed: int) -> Callable[[np.ndarray], Spent]:

@@ -40,10 +40,8 @@ _NUMBER, _TIME = pa.int64(), pa.timestamp("us")
 _SCHEMA = pa.schema([("key", _NUMBER), ("value", _NUMBER), ("at", _TIME), ("id", _NUMBER)])
 _BATCH_ROWS = 100_000
 
-Batch = tuple[list[InputBatch], int]
-"""The rows of a micro-batch and its watermark."""
-Draw = Callable[[int, np.random.Generator], Iterator[Batch]]
-"""Micro-batches of so many rows, forever."""
+Batch = tuple[list[InputBatch], int]  # the rows of a micro-batch and its watermark
+Draw = Callable[[int, np.random.Generator], Iterator[Batch]]  # micro-batches of so many rows, forever
 
 
 class RecordingStore(KeyedStore):

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import duckdb
 
-EVENT_KINDS = ("person", "auction", "bid")
-"""In the order of ``event_type``."""
+EVENT_KINDS = ("person", "auction", "bid")  # in the order of ``event_type``
 
 PROCESSING_START_US, PROCESSING_STEP_US = 1_700_000_000_000_000, 10_000_000
 """Processing time of the first micro-batch of q12, and how much later each one is than the one before."""

@@ -24,8 +24,7 @@ from asyncstate.spark import StreamingJob
 from bench.nexmark.generator import AUCTION, BID, PERSON, narrow
 from bench.nexmark.oracle import QUERIES, SHARED, read_queries
 
-Plan = Callable[[Stream], Stream]
-"""From the events, narrowed to what the query needs, to its changelog."""
+Plan = Callable[[Stream], Stream]  # from the events, narrowed to what the query needs, to its changelog
 
 
 def people(events: Stream) -> Stream:
@@ -85,8 +84,7 @@ def q13(events: Stream) -> Stream:
 
 _BIDS = ops.count().alias("bid_count")
 _TEN_SECONDS = ops.tumble("10 seconds")
-_DELAY: dict[str, Any] = {"watermark_delay": "4 seconds"}
-"""As in the benchmark's source tables."""
+_DELAY: dict[str, Any] = {"watermark_delay": "4 seconds"}  # as in the benchmark's source tables
 _TIMED: dict[str, Any] = {**_DELAY, "event_time": "dateTime"}
 _AT: dict[str, Any] = {**_DELAY, "event_time": "at"}
 _MILLISECOND = "date_trunc('millisecond', dateTime)"

@@ -19,8 +19,7 @@ from bench.aggregates import SUMS, WeightedMean, WeightedMeans
 from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE, Peer
 
 Plan = Callable[[MicroBatch, DataFrame], DataFrame]
-SIDE = "side"
-"""Of the join's rows: which of the two tables, 0 or 1; in a stream that has the columns of both."""
+SIDE = "side"  # of the join's rows: which of the two tables, 0 or 1; in a stream that has the columns of both
 
 
 class CountRecords(RecordOperator):
@@ -118,7 +117,6 @@ OURS: Mapping[tuple[str, str], Plan] = {
     ("e-hop", ""): _windowed(lambda: ops.hop(*HOP)),
     **{(work, "floor"): _FLOOR for work in "abdg"},
 }
-"""By work and result."""
 
 
 def micro_batches(

@@ -20,12 +20,10 @@ from bench.nexmark.oracle import read_queries
 
 Tables = dict[str, pa.Table]
 
-SPAN_US = 20_000_000
-"""Event time of a micro-batch; those of two never overlap, so that no row is late."""
+SPAN_US = 20_000_000  # event time of a micro-batch; those of two never overlap, so that no row is late
 DELAY = "1 second"
 BOUND = "10 seconds"
-FLOOR_SHARE = 100
-"""The floor emits one row of this many, to have a result that can be compared."""
+FLOOR_SHARE = 100  # the floor emits one row of this many, to have a result that can be compared
 TUMBLE, HOP = ("10 seconds",), ("10 seconds", "2 seconds")
 _DELAY_US = 1_000_000
 _BASE_US = 1_600_000_000_000_000
@@ -167,7 +165,6 @@ WORKS: Mapping[str, Work] = {
         Work("e-hop", "hopping windows", _timed, {"": _HOPPED}, _NATIVE, fills=False),
     )
 }
-"""By name."""
 
 
 class Peer(NamedTuple):
@@ -211,4 +208,3 @@ PEERS: Mapping[str, Peer] = {
         Peer("apply-pandas", "applyInPandasWithState", slow=True),
     )
 }
-"""By the name of the command line."""

@@ -83,7 +83,6 @@ WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for
     "aggregate": Workload("GroupAggregate", _aggregate, bundles=True),
     "deduplicate": Workload("Deduplicate", lambda _: last_row(), bundles=True),
 }
-"""By the name of the command line."""
 
 
 def rows(keys: np.ndarray, x: int = 1) -> pa.RecordBatch:
@@ -123,7 +122,6 @@ DEVICES: Mapping[str, Device] = {
     "1ms": Device("+ 1 ms", 1_000),
     "5ms": Device("+ 5 ms", 5_000),
 }
-"""By the name of the command line."""
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -25,8 +25,7 @@ from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
 
 Rows = Iterator[Row]
 Facts = dict[str, Any]
-_WARM_UP = 1
-"""Micro-batches of changes that are not measured, and runs of the batch engine."""
+_WARM_UP = 1  # micro-batches of changes that are not measured, and runs of the batch engine
 _COLUMNS = columns("""
     first s: first_s; kept ms: kept_s as ms; CPU ms: kept_cpu_s as ms; again ms: again_s as ms
     CPU ms: again_cpu_s as ms; times quicker: quicker as times drawn; by CPU: quicker_cpu as times

@@ -27,8 +27,7 @@ from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QUERIES, QuerySpec, read_queries, register_events
 from bench.processor_time import Spent
 
-NULL_TEXT = "~"
-"""In a CSV file; an empty text is not none."""
+NULL_TEXT = "~"  # in a CSV file; an empty text is not none
 
 _TYPES = {"bigint": "BIGINT", "string": "STRING", "timestamp": "TIMESTAMP(6)", "int": "INT"}
 _KINDS = {"INSERT": "+I", "UPDATE_BEFORE": "-U", "UPDATE_AFTER": "+U", "DELETE": "-D"}
