@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import shutil
 import statistics
 import tempfile
@@ -372,13 +373,14 @@ def checkpoints(
         report.case("recovery", recovery, report, *size)
     if part in (Part.ALL, Part.BYTES):
         report.section("Bytes in the checkpoint", BYTES, BYTES_NOTE)
-        known: dict[tuple[int, int, int], dict[str, float]] = {}
 
-        def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> Iterator[Row]:
-            if size not in known:
-                known[size] = checkpoint_bytes(report.folder / "bytes", *size, seed)
-                shutil.rmtree(report.folder / "bytes")
-            yield Row(name=name, group=series, facts=known[size])
+        @functools.cache  # two series have one size in common
+        def counted(state: int, changed: int, times: int) -> dict[str, float]:
+            with tempfile.TemporaryDirectory(dir=report.folder) as place:
+                return checkpoint_bytes(Path(place), state, changed, times, seed)
+
+        def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> list[Row]:
+            return [Row(name=name, group=series, facts=counted(*size))]
 
         for series, state, changed, micro_batches in much.planned():
             name = f"{changed:,} of {state:,} keys, {micro_batches} times"

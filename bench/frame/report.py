@@ -213,12 +213,13 @@ def draw(path: Path, title: str, rows: Sequence[Row], columns: Sequence[Column])
 
 def _panel(axes: Any, column: Column, rows: Sequence[Row], colors: Sequence[str]) -> None:
     values = [row.facts[column.fact] for row in rows]
-    axes.barh(range(len(rows)), values, 0.8, color=colors)
-    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-        low, high = (row.facts.get(name, value) for name in (column.bars or "").split() or (column.fact,) * 2)
-        axes.plot([low, high], [place, place], color="#333333", lw=1)
-        at = (max(value, high), place)
-        axes.annotate(column.shown(value), at, (4, 0), textcoords="offset points", va="center", fontsize=8)
+    ends = (column.bars or "").split() or (column.fact,) * 2
+    spread = [
+        [abs(row.facts[column.fact] - row.facts.get(end, row.facts[column.fact])) for row in rows]
+        for end in ends
+    ]
+    bars = axes.barh(range(len(rows)), values, 0.8, color=colors, xerr=spread, error_kw={"lw": 1})
+    axes.bar_label(bars, [column.shown(value) for value in values], padding=4, fontsize=8)
     axes.set_yticks(range(len(rows)), [row.title for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.15)

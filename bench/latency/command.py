@@ -315,8 +315,8 @@ def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> Non
     found = [engine for engine in able(work, plan.engines) if not engine.work]
     # Of those that differ in "direct" alone one is left.
     for engine in {(each.peer, each.graph): each for each in found}.values():
-        title = engine.title if PEERS[engine.peer].ours else PEERS[engine.peer].title
-        engine = engine._replace(title=title, direct=False)
+        peer = PEERS[engine.peer]
+        engine = engine._replace(title=engine.title if peer.ours else peer.title, direct=False)
         report.case(engine.title, _latency, spark, work, engine, plan, group, group=group)
 
 

@@ -70,9 +70,7 @@ def _of_query(
 ) -> list[Throughput]:
     """One query on all engines: all results are checked, which warms ours up, then they take turns. An engine that
     fails or is wrong is out, with the reason."""
-    folder = plan.folder / f"flink-{spec.name}"
-    folder.mkdir(parents=True)
-    flink, events = Flink(python, folder, plan.cores), runner.prepare().path
+    flink, events = Flink(python, plan.folder / f"flink-{spec.name}", plan.cores), runner.prepare().path
     checked = min(plan.checked_events, plan.events)
     sizes = Sizes(checked, max(1, plan.events // _SHORT_SHARE), plan.events)
     results = {name: _blank(f"f {spec.name}", spec.description, name) for name in names}
@@ -114,13 +112,10 @@ def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, te
     if isinstance(python, str):
         result.skipped = python
         return result
-    folder = plan.folder / "pyflink"
-    folder.mkdir(parents=True, exist_ok=True)
-    flink = Flink(python, folder, plan.cores)
+    flink = Flink(python, plan.folder / "pyflink", plan.cores)
     random = np.random.default_rng(plan.seed)
     sizes = Sizes(min(_CHECK_ROWS, scale.rows), max(1, scale.rows // _SHORT_SHARE), scale.rows)
-    counts = (sizes.check, sizes.short, sizes.long)
-    check, short, long = (random.integers(0, scale.keys, count).tolist() for count in counts)
+    check, short, long = (random.integers(0, scale.keys, count).tolist() for count in sizes)
     try:
         tell(f"{label}: checking pyflink")
         outcome = flink.check_keyed(kind, [key % 500 for key in check])
@@ -135,11 +130,10 @@ def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, te
 
 def share_of_good(rows: Sequence[Row]) -> list[Row]:
     """In which part of the queries ours is clearly ahead of Flink SQL, by the better of the two modes."""
-    best = [
-        max(row.facts.get(mode, 0.0) for mode in ("sync", "async"))
-        for row in rows
-        if isinstance(row, Throughput) and row.peer == "flink-sql" and row.facts
+    mine = [
+        row.facts for row in rows if isinstance(row, Throughput) and row.peer == "flink-sql" and row.facts
     ]
+    best = [max(facts.get("sync", 0.0), facts.get("async", 0.0)) for facts in mine]
     if not best:
         return []
     share = sum(times >= FLINK_GOOD for times in best) / len(best)

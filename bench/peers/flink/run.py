@@ -239,10 +239,7 @@ class Flink:
             return folder
         folder.mkdir(parents=True)
         kinds = ", ".join(str(EVENT_KINDS.index(kind)) for kind in spec.needs)
-        columns = [
-            _time_text(f"{kind}.{name}", f"{kind}_{name}") if name in _TIMES else f"{kind}.{name}"
-            for kind, name, _ in fields(spec)
-        ]
+        columns = [_column(kind, name) for kind, name, _ in fields(spec)]
         spread = "hash(bid.bidder)" if spec.name == "q18" else "epoch_us(dateTime) // 100"
         with duckdb.connect(config={"threads": self._cores}) as connection:
             connection.execute("SET TimeZone = 'UTC'")
@@ -273,6 +270,7 @@ class Flink:
         command = [str(self._python), str(_CHILD), json.dumps(task)]
         # Of this process's environment nothing may reach the other Python.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self._folder.mkdir(parents=True, exist_ok=True)
         how: Any = {"cwd": self._folder, "env": environment, "capture_output": True, "text": True}
         done = subprocess.run(command, check=False, **how)
         if line := next((each for each in done.stdout.splitlines() if each.startswith(_PREFIX)), None):
@@ -281,16 +279,18 @@ class Flink:
         raise CaseError(f"Flink failed with exit code {done.returncode}; the end of its output:\n{said}")
 
 
+def _column(kind: str, name: str) -> str:
+    return _time_text(f"{kind}.{name}", f"{kind}_{name}") if name in _TIMES else f"{kind}.{name}"
+
+
 def _time_text(column: str, name: str) -> str:
     return f"strftime(CAST({column} AS TIMESTAMP), '%Y-%m-%d %H:%M:%S.%f') AS {name}"
 
 
 def _until(connection: duckdb.DuckDBPyConnection, events: Path, count: int) -> str:
     """The time of event ``count``; beyond the last event, a time later than all."""
-    row = connection.execute(
-        f"SELECT CAST(dateTime AS TIMESTAMP) FROM read_parquet('{events}/*.parquet') "
-        f"ORDER BY dateTime OFFSET {count} LIMIT 1"
-    ).fetchone()
+    times = f"SELECT CAST(dateTime AS TIMESTAMP) FROM read_parquet('{events}/*.parquet') ORDER BY dateTime"
+    row = connection.execute(f"{times} OFFSET {count} LIMIT 1").fetchone()
     return "2999-01-01" if row is None else str(row[0])
 
 
