@@ -12,7 +12,6 @@ stopped; else an error.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import shutil
 import statistics
@@ -38,7 +37,7 @@ from asyncstate.storage import RocksDBStore
 from bench.checkpoints import driven
 from bench.checkpoints.driven import SNAPSHOT_INTERVAL, DrivenJob, fill_keys, instead, settings
 from bench.frame import Report, Row, WrongResult, columns, medians, ratio, turns
-from bench.frame.report import Seed, benchmark
+from bench.frame.report import Seed, benchmark, chosen
 from bench.job import Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks, Spent, TreeClocks
 from bench.session import JobSide, session
@@ -304,13 +303,6 @@ def _tables(job: DrivenJob) -> set[str]:
 _LONG_RUN = 5  # how often a long run changes each key, on average
 
 
-class Part(enum.StrEnum):
-    ALL = "all"
-    COMMITS = "commits"
-    RECOVERY = "recovery"
-    BYTES = "bytes"
-
-
 @dataclass(frozen=True)
 class Sizes:
     """How much to measure; keys a partition. ``commit_changed``: the first number has an aim. ``long_states`` are run
@@ -348,14 +340,15 @@ TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000),
 @benchmark()
 def checkpoints(
     report: Report,
-    part: Annotated[Part, typer.Option(help="What to measure.")] = Part.ALL,
+    part: Annotated[str, typer.Option(help="commits, recovery, bytes; with commas, or 'all'.")] = "all",
     spark: Annotated[bool, typer.Option("--spark", help="Measure commits through Spark as well.")] = False,
     rounds: Annotated[int | None, typer.Option(min=20, help="Pairs of micro-batches for commits.")] = None,
     seed: Seed = 1,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
     much = TINY if report.tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
-    if part in (Part.ALL, Part.COMMITS):
+    parts = chosen(part, ("commits", "recovery", "bytes"), "--part")
+    if "commits" in parts:
         report.section(f"Commits, {much.commit_state:,} keys a partition", COMMITS, COMMITS_NOTE)
         for number, changed in enumerate(much.commit_changed):
             for mode, enabled in (("sync", False), ("async", True)):
@@ -366,12 +359,12 @@ def checkpoints(
         if spark:
             size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
             report.case("on Spark", spark_commit_cost, report, *size)
-    if part in (Part.ALL, Part.RECOVERY):
+    if "recovery" in parts:
         title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {DELTAS} deltas of "
         report.section(f"{title}{much.recovery_changed:,} keys", RECOVERY, RECOVERY_NOTE)
         size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
         report.case("recovery", recovery, report, *size)
-    if part in (Part.ALL, Part.BYTES):
+    if "bytes" in parts:
         report.section("Bytes in the checkpoint", BYTES, BYTES_NOTE)
 
         @functools.cache  # two series have one size in common

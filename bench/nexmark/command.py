@@ -7,7 +7,6 @@ named by its batch id and overwritten, so that a repeated micro-batch counts onc
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -220,19 +219,15 @@ _COLUMNS = columns("""
 _NOTE = "batch: ms of a micro-batch; CPU: us of processor time an event, all processes"
 
 
-class Enabled(enum.StrEnum):
-    FALSE = "false"
-    TRUE = "true"
-    BOTH = "both"
-
-
 @benchmark(events=20_000)
 def nexmark(
     report: Report,
     queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
-    enabled: Annotated[Enabled, typer.Option("--async-state.enabled", help="Async, or not.")] = Enabled.BOTH,
-    micro_batch_events: Annotated[int | None, typer.Option(min=1, help="Of a micro-batch; a tenth.")] = None,
+    enabled: Annotated[str, typer.Option("--async-state.enabled", help="true, false or both.")] = "both",
+    micro_batch_events: Annotated[
+        int | None, typer.Option(min=1, help="Of a micro-batch; else a tenth.")
+    ] = None,
     cores: Cores = 2,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Runs, alternating; shown is the median one.")] = 1,
@@ -245,7 +240,8 @@ def nexmark(
     asked = chosen(",".join(every) if queries == "all" else queries, known, "--queries")
     batch = micro_batch_events or -(-events // _BATCHES)
     settings = RunSettings(report.folder, events, batch, cores, seed, sql)
-    modes = [mode for mode in (False, True) if enabled in ("both", str(mode).lower())]
+    wanted = chosen("all" if enabled == "both" else enabled, ("false", "true"), "--async-state.enabled")
+    modes = [mode == "true" for mode in wanted]
     report.tell("starting Spark")
     with started(settings) as runner:
         report.tell(f"generating {events:,} events")
