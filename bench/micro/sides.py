@@ -96,10 +96,10 @@ class Case(NamedTuple):
         for mode in MODES:
             with Place(mode) as place:
                 sides = {"by hand": self.floor(place, size), "ours": self.ours(place, size)}
-                how: dict[str, Any] = {}
                 if self.repeats:
-                    sides, how = dict(reversed(sides.items())), {"warm_up": 2, "turned": False}
-                spent = turns(sides, rounds, self.given(size), **how)
+                    sides = dict(reversed(sides.items()))
+                warm_up, turned = (2, False) if self.repeats else (1, True)
+                spent = turns(sides, rounds, self.given(size), warm_up=warm_up, turned=turned)
             floors, mine, units = spent["by hand"], spent["ours"], self.units(size)
             if place.state_cpu and mode == "sync":
                 path = [Spent(cpu, cpu) for cpu in place.state_cpu[-rounds:]]

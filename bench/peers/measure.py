@@ -73,14 +73,9 @@ class Running:
         there.close()
         self.timed: Timed | None = None
 
-    def begin(self, run: Run) -> None:
-        """Hand it a Run and wait until its first micro-batch is ready."""
-        self.timed = None
-        self._tell(run)
-
     def step(self) -> None:
         """Let it do one micro-batch, and what follows up to the next one's turn."""
-        self._tell(GO)
+        self.tell(GO)
 
     def close(self) -> None:
         self._line.close()
@@ -88,7 +83,8 @@ class Running:
         self._process.kill()
         self._process.join()
 
-    def _tell(self, what: object) -> None:
+    def tell(self, what: object) -> None:
+        """Hand it a Run, and wait until its first micro-batch is ready; or go on."""
         try:
             self._line.send(what)
             answer = self._line.recv()
@@ -208,7 +204,7 @@ class _Bench:
         runs: dict[str, Run] = {}
 
         def begin(name: str, _: int) -> None:
-            running[name].begin(runs[name])
+            running[name].tell(runs[name])
 
         for name, (given, scale) in inputs.items():
             first_kept = 0 if what == "check" else scale.micro_batches(self.work) - 1

@@ -92,8 +92,7 @@ def _uniform(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
 def _half_new(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
     """Half of the rows have keys of the fill, half keys that only this micro-batch has."""
     new = scale.rows // 2
-    first = scale.keys + batch * new
-    old = random.integers(0, scale.keys, scale.rows - new)
+    first, old = scale.keys + batch * new, random.integers(0, scale.keys, scale.rows - new)
     keys = np.concatenate([old, random.integers(first, first + new, new)])
     return {"rows": _table(random.permutation(keys), batch)}
 
