@@ -17,6 +17,11 @@ from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 RELATIVE_TOLERANCE = 1e-9
 _EXAMPLES = 5
 _FLOATS = ("DOUBLE", "FLOAT")
+_MISSING, _UNEXPECTED = (
+    'greatest("#expected" - greatest("#found", 0), 0)',
+    'greatest("#found" - "#expected", 0)',
+)
+_OVERDRAWN = '("#found" < 0)::BIGINT'
 _INSTANT = "TIMESTAMP WITH TIME ZONE"
 
 
@@ -67,11 +72,9 @@ def compare(connection: Connection, expected_sql: str, actual: Path | str) -> Co
     if problems := _schema_problems(connection, expected, found, has_kind):
         return ComparisonResult(expected_rows, changelog_rows, ("; ".join(problems),))
     _collect_differences(connection, expected, has_kind)
-    counts = (
-        number('SELECT sum(greatest("#expected" - greatest("#found", 0), 0)) FROM differing_rows'),
-        number('SELECT sum(greatest("#found" - "#expected", 0)) FROM differing_rows'),
-        number('SELECT count(*) FROM differing_rows WHERE "#found" < 0'),
-    )
+    counts = [
+        number(f"SELECT sum({times}) FROM differing_rows") for times in (_MISSING, _UNEXPECTED, _OVERDRAWN)
+    ]
     what = "expected rows are missing", "rows are not expected", "rows were retracted more often than emitted"
     said = tuple(f"{count} {text}" for count, text in zip(counts, what, strict=True) if count)
     # In the order of their columns, so that near misses stand together.
@@ -143,8 +146,7 @@ def _forgive_rounding(connection: Connection, columns: dict[str, str], floats: l
             SELECT * EXCLUDE ("#expected", "#found", "#times"), unnest(range("#times")) AS "#copy",
                 "#row" FROM (SELECT *, rowid AS "#row", {{times}} AS "#times" FROM differing_rows)
         )"""
-    missing = side.format(times='greatest("#expected" - greatest("#found", 0), 0)')
-    unexpected = side.format(times='greatest("#found" - "#expected", 0)')
+    missing, unexpected = (side.format(times=times) for times in (_MISSING, _UNEXPECTED))
     connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE forgiven_rows AS
