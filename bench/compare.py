@@ -25,7 +25,7 @@ WORSE = 1
 FOLDER = Path(__file__).with_name("baseline")
 MEASURED: Mapping[str, tuple[str, ...]] = {
     "micro": ("--rounds", "5"),
-    "paradigms": ("--rounds", "5"),
+    "paradigms": ("--no-slow", "--rounds", "5"),
     "peers": ("--work", "a", "--keys", "1000000", "--peers", "ours-sync,ours-async,spark-changelog"),
 }
 """Benchmarks that the baseline is made of, and their options: a few minutes in all."""

@@ -82,10 +82,18 @@ def paradigms(
     state_keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 50_000,
     records: Annotated[int, typer.Option(min=10, help="Records a micro-batch.")] = 50_000,
     rounds: Rounds = 5,
+    slow: Annotated[bool, typer.Option(help="Also iterate on a device with 1 ms latency (Linux, C).")] = True,
     seed: Seed = 1,
 ) -> None:
-    """Compare the nine paradigms in their forms, with sync and async state; on a slow device ``slow-disk`` does."""
+    """Compare the nine paradigms in their forms, with sync and async state; iterations on a slow device too."""
     title = f"us a record, {records:,} records on {state_keys:,} keys in memory, medians of {rounds}"
     report.section(title, _COLUMNS)
     for paradigm in PARADIGMS:
         report.case(paradigm.title, measure, paradigm, state_keys, records, rounds, seed)
+    if slow:
+        from bench.slowdisk import command as slowdisk
+
+        size = (2_000, 100, 1, seed) if report.tiny else (1_000_000, 1_000, 3, seed)
+        title = "us a record, {1:,} of {0:,} keys on a slow device".format(*size)
+        report.section(title, slowdisk.COLUMNS)
+        slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], 1_000, size)

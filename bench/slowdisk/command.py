@@ -155,11 +155,11 @@ class Measured(msgspec.Struct, frozen=True):
     threads: int
 
 
-def _compared(report: Report, device: Device, task: Task, library: Path | None) -> Iterator[Row]:
+def _compared(report: Report, device: Device, task: Task, least: int, library: Path | None) -> Iterator[Row]:
     """Sync and async; ``speedup`` is the time of a record in sync mode by that in async mode, ``device_us`` what the
     device alone would take for a record in async mode: its reads, shared out over the threads. Sync gets as many
     records as fit some seconds, which bounds each run."""
-    least, sync_seconds = (50, 0.1) if report.tiny else (min(300, task.records), 3.0)
+    least, sync_seconds = (50, 0.1) if report.tiny else (least, 3.0)
     environment = None
     if library is not None and not (report.tiny and not device.latency_us):
         environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
@@ -321,18 +321,26 @@ def slow_disk(
     """Compare sync with async state as the latency of the disk grows."""
     names, places = chosen(workloads, WORKLOADS, "--workloads"), chosen(devices, DEVICES, "--devices")
     report.section(f"{records:,} records on {state_keys:,} keys, medians of {rounds}", COLUMNS)
+    run(report, names, places, min(300, records), (state_keys, records, rounds, seed))
+    if not report.rows:
+        raise typer.Exit(CANNOT_RUN)
+
+
+def run(
+    report: Report, workloads: list[str], names: list[str], least: int, size: tuple[int, int, int, int]
+) -> None:
+    """Measure each workload on the devices of these names, ``least`` records at least; ``size``: keys, records, rounds
+    and seed. Devices with a latency are left out where reads cannot be delayed."""
     library = None
     try:
         library = shim.build(report.folder)
     except shim.ShimError as error:
         report.say(f"no rows with added latency: {error}")
-    for name in names:
-        title, made = WORKLOADS[name].name, report.folder / name
+    devices = [DEVICES[name] for name in names if library is not None or not DEVICES[name].latency_us]
+    for workload in workloads if devices else ():
+        title, made = WORKLOADS[workload].name, report.folder / workload
         made.mkdir()
-        task = Task(name, str(made), state_keys, records, rounds, seed)
+        task = Task(workload, str(made), *size)
         filled = report.case("filling", fill, task, group=title, alone=True)
-        for device in (DEVICES[place] for place in places if filled):
-            if library is not None or not device.latency_us:
-                report.case(device.name, _compared, report, device, task, library, group=title)
-    if not report.rows:
-        raise typer.Exit(CANNOT_RUN)
+        for device in devices if filled else ():
+            report.case(device.name, _compared, report, device, task, least, library, group=title)

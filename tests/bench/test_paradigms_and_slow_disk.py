@@ -22,18 +22,24 @@ needs_shim = pytest.mark.skipif(
 
 
 @pytest.mark.long
+@needs_shim
 @pytest.mark.timeout(300)
-def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
+def test_the_paradigms_run_tiny_and_the_iterating_ones_on_a_slow_device(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["paradigms", "--tiny", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     results = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["results"]
-    assert [result["group"] for result in results[::2]] == [f"{one.number} {one.title}" for one in PARADIGMS]
+    quick, slow = results[: 2 * len(PARADIGMS)], results[2 * len(PARADIGMS) :]
+    assert [result["group"] for result in quick[::2]] == [f"{one.number} {one.title}" for one in PARADIGMS]
     for form in ("calls", "futures", "async"):
-        assert all(result["facts"][form] > 0 for result in results)
+        assert all(result["facts"][form] > 0 for result in quick)
     names = [name for result in results for name in result.get("figures", ())]
     assert names == list(compare.read_baseline("paradigms").figures)
     assert all(paradigm.title in done.output for paradigm in PARADIGMS)
     assert all(len(line) <= 80 for line in done.output.splitlines() if not line.startswith("written"))
+    assert [(result["name"], result["facts"]["workload"]) for result in slow] == [
+        ("+ 1 ms", workload) for workload in ("p5", "p6", "p9")
+    ]
+    assert all(result["facts"]["sync_reads"] is not None for result in slow), "the shim is loaded"
 
 
 @pytest.mark.long
