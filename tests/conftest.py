@@ -221,12 +221,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield _remote_spark(tmp_path_factory.mktemp("connect"))
         return
     session = _start_spark(tmp_path_factory.mktemp("spark"))
-    gateway: Any = session.sparkContext._gateway
     yield session
     session.stop()
-    # Threads that wait for calls from the JVM would keep all functions that it has called, and what these refer to, so
-    # that native classes were still there at the process's end, and were reported as leaks.
-    gateway.gateway_property.pool.clear()
 
 
 def another_session(spark: SparkSession) -> SparkSession:

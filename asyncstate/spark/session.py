@@ -10,12 +10,14 @@ Must not import storage.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.spark.compatibility import context_of, streaming_class
@@ -143,6 +145,7 @@ def settle_session(spark: SparkSession) -> None:
     context = context_of(spark)
     if context is None:
         return  # a server's workers are the server's
+    _drop_functions_at_exit()
     conf = context.getConf()
     chosen = "PYSPARK_PYTHON" in os.environ or conf.contains("spark.pyspark.python")
     if not chosen and (context.master or "").startswith("local"):
@@ -153,6 +156,20 @@ def settle_session(spark: SparkSession) -> None:
             "keeps the rows of one attempt and the report of the other, the micro-batch fails and must be replayed; "
             "set spark.speculation to false for this application"
         )
+
+
+@cache
+def _drop_functions_at_exit() -> None:
+    """When the process ends, drop the functions that the JVM has called. Threads that wait for its calls keep them, and
+    a native module that they refer to, such as DuckDB's, would report all that it has as leaked."""
+
+    def drop() -> None:
+        from pyspark import SparkContext
+
+        with suppress(Exception):  # another Spark may keep them elsewhere
+            SparkContext._gateway.gateway_property.pool.clear()  # type: ignore[union-attr]
+
+    atexit.register(drop)
 
 
 def quieten(context: SparkContext) -> None:

@@ -33,22 +33,46 @@ print(sorted(map(tuple, found)))
 """
 
 
+SINK = """
+import sys, duckdb
+from asyncstate.spark import StreamingJob, build_session
+
+spark, own = build_session(master="local[1]"), duckdb.connect()
+spark.range(3).write.parquet(sys.argv[1] + "-in")
+with StreamingJob(spark, sys.argv[1]) as job:
+    rows = job.source("rows", spark.readStream.schema("id long").parquet(sys.argv[1] + "-in"))
+    rows.to(lambda df, batch_id: print(own.execute("SELECT ?", [df.count()]).fetchall()), name="counted")
+    job.await_termination(job.start(trigger="availableNow"))
+"""
+
+
+def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[str, str]:
+    """What a script prints that gets the path of a checkpoint, and what it prints to stderr."""
+    place = folder / "script.py"
+    place.write_text(script)
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, str(place), str(folder / "checkpoint")]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1], done.stderr
+
+
 def test_workers_run_the_interpreter_of_the_script(tmp_path: Path) -> None:
     other = tmp_path / "bin" / "python3"
     other.parent.mkdir()
     other.write_text("#!/bin/sh\necho \"No module named 'pyarrow'\" >&2\nexit 1\n")
     other.chmod(0o755)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
     environment["PATH"] = f"{other.parent}{os.pathsep}{environment['PATH']}"
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, str(script), str(tmp_path / "checkpoint")]
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=110
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "[(0, 5, '+I'), (1, 5, '+I')]"
+    assert run(SCRIPT, tmp_path, environment)[0] == "[(0, 5, '+I'), (1, 5, '+I')]"
+
+
+def test_what_a_sink_refers_to_is_not_reported_as_leaked(tmp_path: Path) -> None:
+    said, errors = run(SINK, tmp_path, dict(os.environ))
+    assert said == "[(3,)]"
+    assert "leaked" not in errors
 
 
 def test_warnings_of_local_checkpoints_are_left_out_and_a_level_of_the_users_stays(
