@@ -211,9 +211,11 @@ def both_jobs(spark: SparkSession, folder: Path) -> dict[str, JobSide]:
         out = batch.apply(count_and_sum(), rows, key="key", uid=TOTALS)
         out.write.format("noop").mode("overwrite").save()
 
-    with_it = JobSide(spark, folder / "with", apply)
+    options = {"async-state.snapshot-interval": SNAPSHOT_INTERVAL}
+    with_it = JobSide(spark, folder / "with", apply, options=options)
     with instead(driven.MemoryFiles, driver):
-        without = JobSide(spark, folder / "without", apply, driven.run_without_checkpoint)
+        run = driven.run_without_checkpoint
+        without = JobSide(spark, folder / "without", apply, run, options)
     return {"with": with_it, "without": without}
 
 

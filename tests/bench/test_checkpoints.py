@@ -24,7 +24,7 @@ from bench.checkpoints.command import (
     parquet_rows,
     recover,
 )
-from bench.checkpoints.driven import settings, without_checkpoint
+from bench.checkpoints.driven import SNAPSHOT_INTERVAL, settings, without_checkpoint
 from bench.frame import CaseError, Report, Row, WrongResult, isolated
 from bench.job import Job, batches, count_and_sum
 from bench.processor_time import Spent
@@ -126,5 +126,8 @@ def test_on_spark_one_job_has_a_checkpoint_and_one_has_none(spark: SparkSession,
             assert side.metrics(TOTALS)["rows_out"] == rows_out
         assert not has_snapshot(tmp_path, number)
     assert Checkpoint(LocalFiles(tmp_path / "with" / "checkpoint")).versions() == [0, 1, 2]
+    for _ in range(3, SNAPSHOT_INTERVAL + 2):
+        sides["with"](parquet_rows(spark, tmp_path, np.arange(20, dtype=np.int64)))
+    assert sum(has_snapshot(tmp_path, number) for number in range(SNAPSHOT_INTERVAL + 2)) == 1
     assert not (tmp_path / "without" / "checkpoint").exists()
     assert list((tmp_path / "without" / "local").rglob("*.sst"))
