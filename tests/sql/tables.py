@@ -21,6 +21,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from asyncstate.changelog import Changelog
+from asyncstate.dataflow import Sink
 from asyncstate.errors import SqlError
 from asyncstate.sql import sql_pipeline
 from asyncstate.testing import PipelineHarness, PipelineSource
@@ -211,6 +213,7 @@ def kept_right(
     used, most = tables.used(sql), 0
     net: Counter[Row] = Counter()
     with PipelineHarness(pipeline, tables.sources(used), async_enabled=async_enabled) as harness:
+        changes_of, unique = _said(harness)
         for batch in range(tables.batches):
             for name in used:
                 changes = tables.changes[name][batch] if batch < len(tables.changes[name]) else []
@@ -218,7 +221,12 @@ def kept_right(
                     kinds = [kind for kind, _ in changes]
                     harness.push(name, [row for _, row in changes], kinds=kinds)
             for kind, *row in harness.end_batch()["out"]:
+                assert kind == "+I" or not changes_of.is_insert_only, f"batch {batch}: {kind} {row}\n{sql}"
                 net[tuple(map(comparable, row))] += 1 if kind in ("+I", "+U") else -1
+            for key in unique:
+                values = Counter(tuple(row[at] for at in key) for row in (+net).elements())
+                twice = [one for one, count in values.items() if count > 1]
+                assert not twice, f"batch {batch}: not unique: {changes_of.unique_keys}, {twice[:3]}\n{sql}"
             negative = [row for row, count in net.items() if count < 0]
             assert not negative, f"batch {batch}: retracted without being there: {negative[:3]}\n{sql}"
             if restarts is not None and restarts.random() < 0.5:
@@ -237,6 +245,13 @@ def kept_right(
             )
             most = max(most, sum(want.values()))
     return most
+
+
+def _said(harness: PipelineHarness) -> tuple[Changelog, list[list[int]]]:
+    """What the graph says of the changes that its sink gets, and the places of the columns of each unique key."""
+    (sink,) = (node for node in harness.flow.nodes if isinstance(node, Sink) and node.name == "out")
+    schema, changes = harness.flow.facts_of(sink.inputs[0])
+    return changes, [[schema.names.index(column) for column in key] for key in changes.unique_keys]
 
 
 def kept_or_constant(
