@@ -36,9 +36,13 @@ def sql_pipeline(
 
     ``spark``: the classic session that compiles; with ``plans``, compiled before, none is needed. The function keeps
     what it has compiled in ``plans`` of its own, so that a restart uses the same. ``state_ttl``: as in ``job.sql``.
-    ``windows``: as there, for the last one. ``lookups``: by name, the arguments of ``job.lookup``. Raises SqlError
-    for arguments that do not fit.
+    ``windows``: as in ``job.sql``, for the last statement; compiled plans have their own. ``lookups``: by name, the
+    arguments of ``job.lookup``. Raises SqlError for arguments that do not fit.
     """
+    if plans and windows is not None:
+        raise SqlError(
+            "plans say whether their windows are updated; leave out windows=, or compile them with it"
+        )
     kept: list[Compiled] = list(plans)
 
     def pipeline(**streams: Stream) -> None:

@@ -70,10 +70,6 @@ class Chain:
 class _Random(Draws):
     _steps = 0
 
-    def fresh(self) -> str:
-        """A name that no column has yet."""
-        return self.alias()
-
     def uid(self) -> str:
         self._steps += 1
         return f"step-{self._steps}"
@@ -100,7 +96,7 @@ class _Random(Draws):
         for _ in range(self.one_of(1, 2, 3)):
             column = self.one_of(*given.columns)
             text = self.one_of(column, column, f"{column} % 3", f"{column} + {self.one_of(*given.columns)}")
-            texts.append((text, self.fresh()))
+            texts.append((text, self.alias()))
         shown = [f"{text} AS {name}" for text, name in texts]
         return given.then(
             lambda rows: rows.select(*shown),
@@ -110,7 +106,7 @@ class _Random(Draws):
 
     def exploded(self, given: Chain, _: int) -> Chain:
         kept, one, two = (self.one_of(*given.columns) for _ in range(3))
-        names = self.fresh(), self.fresh()
+        names = self.alias(), self.alias()
         return given.then(
             lambda rows: rows.select(f"{kept} AS {names[0]}", f"explode(array({one}, {two})) AS {names[1]}"),
             f"SELECT {kept} AS {names[0]}, unnest([{one}, {two}]) AS {names[1]} FROM {{q}}",
@@ -125,7 +121,7 @@ class _Random(Draws):
         keys = list(dict.fromkeys(self.one_of(*given.columns) for _ in range(self.one_of(0, 1, 1, 2))))
         forms = "count(*)", "count({0})", "sum({0})", "min({0})", "max({0})", "count(DISTINCT {0})"
         calls = {
-            self.fresh(): self.one_of(*forms).format(self.one_of(*given.columns))
+            self.alias(): self.one_of(*forms).format(self.one_of(*given.columns))
             for _ in range(self.one_of(1, 2))
         }
         shown = [*keys, *(f"{text} AS {name}" for name, text in calls.items())]
@@ -148,7 +144,7 @@ class _Random(Draws):
                 lambda rows: rows.top(n, by=by, uid=uid), f"SELECT * FROM {{q}} ORDER BY {order} LIMIT {n}"
             )
         key = self.one_of(*given.columns)
-        number = self.fresh() if self.chance(0.4) else None
+        number = self.alias() if self.chance(0.4) else None
         place = f"row_number() OVER (PARTITION BY {key} ORDER BY {order})"
         if number is None:
             return given.then(
@@ -163,7 +159,7 @@ class _Random(Draws):
         )
 
     def over(self, given: Chain, _: int) -> Chain:
-        key, name, uid = self.one_of(*given.columns), self.fresh(), self.uid()
+        key, name, uid = self.one_of(*given.columns), self.alias(), self.uid()
         text = self.one_of("sum({0})", "count({0})", "max({0})").format(self.one_of(*given.columns))
         return given.then(
             lambda rows: rows.over(key).with_columns(uid=uid, **{name: text}),
@@ -175,7 +171,7 @@ class _Random(Draws):
     def renamed(self, given: Chain, count: int | None = None) -> Chain:
         """All or some columns by new names."""
         columns = given.columns if count is None else [self.one_of(*given.columns) for _ in range(count)]
-        shown = [(one, self.fresh()) for one in columns]
+        shown = [(one, self.alias()) for one in columns]
         texts = [f"{one} AS {name}" for one, name in shown]
         return given.then(
             lambda rows: rows.select(*texts),

@@ -82,9 +82,10 @@ class Tables:
 
     def answer(self, query: Oracle, batch: int) -> list[Row]:
         """The answer over the rows after a micro-batch; DuckDB's, if the query is a text."""
-        contents, connection = self.contents(batch), _duckdb()
+        contents = self.contents(batch)
         if not isinstance(query, str):
             return query(contents)
+        connection = _duckdb()
         for name in self.used(query):
             schema = self.schemas[name]
             columns = [
@@ -214,19 +215,24 @@ def kept_right(
     net: Counter[Row] = Counter()
     with PipelineHarness(pipeline, tables.sources(used), async_enabled=async_enabled) as harness:
         changes_of, unique = _said(harness)
-        for batch in range(tables.batches):
-            for name in used:
-                changes = tables.changes[name][batch] if batch < len(tables.changes[name]) else []
-                if changes:
-                    kinds = [kind for kind, _ in changes]
-                    harness.push(name, [row for _, row in changes], kinds=kinds)
-            for kind, *row in harness.end_batch()["out"]:
+
+        def take(batch: int, rows: Sequence[Row]) -> None:
+            """Add rows to the net, and check what the graph says of them."""
+            for kind, *row in rows:
                 assert kind == "+I" or not changes_of.is_insert_only, f"batch {batch}: {kind} {row}\n{sql}"
                 net[tuple(map(comparable, row))] += 1 if kind in ("+I", "+U") else -1
             for key in unique:
                 values = Counter(tuple(row[at] for at in key) for row in (+net).elements())
                 twice = [one for one, count in values.items() if count > 1]
                 assert not twice, f"batch {batch}: not unique: {changes_of.unique_keys}, {twice[:3]}\n{sql}"
+
+        for batch in range(tables.batches):
+            for name in used:
+                changes = tables.changes[name][batch] if batch < len(tables.changes[name]) else []
+                if changes:
+                    kinds = [kind for kind, _ in changes]
+                    harness.push(name, [row for _, row in changes], kinds=kinds)
+            take(batch, harness.end_batch()["out"])
             negative = [row for row, count in net.items() if count < 0]
             assert not negative, f"batch {batch}: retracted without being there: {negative[:3]}\n{sql}"
             if restarts is not None and restarts.random() < 0.5:
@@ -236,8 +242,7 @@ def kept_right(
             if finish and batch != tables.batches - 1:
                 continue
             if finish:
-                for kind, *row in harness.finish()["out"]:
-                    net[tuple(map(comparable, row))] += 1 if kind in ("+I", "+U") else -1
+                take(batch, harness.finish()["out"])
             want = Counter(tuple(map(comparable, row)) for row in tables.answer(oracle, batch))
             found = difference(+net, want)
             assert found is None, (

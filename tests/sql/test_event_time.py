@@ -342,6 +342,25 @@ def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:
         assert (row[0], row[1], row[-2:]) == ("+I", 1, (1, 5))
 
 
+def test_a_pipeline_whose_windows_update(spark: SparkSession, async_enabled: bool) -> None:
+    sql, sources = WINDOWS["tumble"][0], timed_tables().sources(["l"])
+    with pytest.raises(SqlError, match="windows is 'open'; give .updating."):
+        PipelineHarness(sql_pipeline(sql, spark=spark, windows="open"), sources)
+    flow = sql_pipeline(sql, spark=spark, windows="updating")
+    with PipelineHarness(flow, sources, async_enabled=async_enabled) as harness:
+        assert "WindowAggregate" not in harness.explain()
+        harness.push("l", [(1, 5, BEGIN)])
+        assert [row[-2:] for row in harness.end_batch()["out"]] == [(1, 5)]
+        harness.restart(async_enabled=not async_enabled)
+        harness.push("l", [(1, 6, BEGIN)])
+        assert [(row[0], row[-2:]) for row in harness.end_batch()["out"]] == [("-U", (1, 5)), ("+U", (2, 11))]
+    plans = flow.plans  # type: ignore[attr-defined]
+    with PipelineHarness(sql_pipeline(plans=plans), sources) as harness:
+        assert "WindowAggregate" not in harness.explain()
+    with pytest.raises(SqlError, match="plans say whether their windows are updated"):
+        sql_pipeline(plans=plans, windows="updating")
+
+
 def test_views_and_statements_share_what_they_say(spark: SparkSession, async_enabled: bool) -> None:
     def statements(context: SqlContext) -> Any:
         context.run("CREATE VIEW w AS SELECT * FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 20 SECONDS)")
