@@ -173,6 +173,11 @@ class Catalyst:
         """The parsed expression."""
         return self.java.sessionState().sqlParser().parseExpression(text)
 
+    def with_columns(self, parsed: Any, names: Sequence[str]) -> Any:
+        """The parsed query with other names of its columns; the analyzer refuses too few or too many."""
+        named = self.jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedSubqueryColumnAliases
+        return named(self.seq(names), parsed)
+
     def rows(self, plan: Any, text: str = "") -> DataFrame:
         """A parsed or optimized plan as a DataFrame. Raises SqlError if the analyzer refuses it."""
         with sql_errors(text):

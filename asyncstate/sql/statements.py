@@ -273,23 +273,25 @@ class SqlContext:
         if kind == "ExplainCommand":
             return Statement("explain", name or "explain", text, parsed.logicalPlan())
         if kind in ("CreateView", "CreateViewCommand"):
-            _check_none("CREATE VIEW", "a column list", parsed.userSpecifiedColumns().size() > 0)
             if kind == "CreateViewCommand":
                 own, query = str(parsed.name().table()), parsed.plan()
             else:
                 own, query = _own_name(parsed), items(parsed.children())[1]
+            columns = [str(one._1()) for one in items(parsed.userSpecifiedColumns())]
+            query = self._with_columns(query, columns, f"view '{own}'")
             return Statement("inlined", own, text, query, replaces=bool(parsed.replace()))
         if kind == "CreateMaterializedViewAsSelect":
             _check_none("CREATE MATERIALIZED VIEW", "a column list", parsed.columns().size() > 0)
             _check_no_argument("CREATE MATERIALIZED VIEW", name=name)
             return Statement("view", _own_name(parsed), text, items(parsed.children())[1])
         if kind == "InsertIntoStatement":
-            _check_none("INSERT INTO", "a column list", parsed.userSpecifiedCols().size() > 0)
             _check_none("INSERT INTO", "OVERWRITE", parsed.overwrite())
             _check_none("INSERT INTO", "PARTITION", parsed.partitionSpec().size() > 0)
-            _check_none("INSERT INTO", "BY NAME", parsed.byName())
             target = str(items(parsed.table().multipartIdentifier())[-1])
-            return Statement("insert", name or target, text, parsed.query(), target)
+            # BY NAME says what holds anyway: sinks know columns by their names.
+            columns = list(map(str, items(parsed.userSpecifiedCols())))
+            query = self._with_columns(parsed.query(), columns, f"sink '{target}'")
+            return Statement("insert", name or target, text, query, target)
         if kind.endswith("Command") or kind.startswith(
             ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
         ):
@@ -299,6 +301,12 @@ class SqlContext:
             )
         own = name or f"sql-{1 + sum(one.startswith('sql-') for one in self.compiled)}"
         return Statement("query" if name is None else "view", own, text, parsed)
+
+    def _with_columns(self, query: Any, names: Sequence[str], of: str) -> Any:
+        """The parsed query with these names of its columns, or its own if none are given."""
+        if len({name.lower() for name in names}) < len(names):
+            raise SqlError(f"{of}: the list of columns ({', '.join(names)}) has a name twice")
+        return self.catalyst.with_columns(query, names) if names else query
 
     def _run(self, read: Statement, name: str | None, state_ttl: Ttl, changed: str | None) -> Any:
         if read.kind == "explain":

@@ -48,11 +48,11 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("INSERT INTO kept (v, id) SELECT id, v FROM t", {}, "INSERT INTO with a column list"),
+        ("INSERT INTO kept (v) SELECT id, v FROM t", {}, "Spark says of the statement: .*column aliases"),
+        ("INSERT INTO kept (v, V) SELECT id, v FROM t", {}, r"sink 'kept': .* \(v, V\) has a name twice"),
         ("INSERT OVERWRITE kept SELECT id, v FROM t", {}, "INSERT INTO with OVERWRITE"),
-        ("INSERT INTO kept BY NAME SELECT id, v FROM t", {}, "INSERT INTO with BY NAME"),
         ("INSERT INTO kept PARTITION (v = 1) SELECT id FROM t", {}, "INSERT INTO with PARTITION"),
-        ("CREATE VIEW w (b, a) AS SELECT id, v FROM t", {}, "CREATE VIEW with a column list"),
+        ("CREATE VIEW w (b, a, c) AS SELECT id, v FROM t", {}, "Spark says of the statement: .*column aliases"),
         ("CREATE VIEW view AS SELECT id FROM t", {}, "there is 'view' already"),
         ("CREATE VIEW T AS SELECT id FROM t", {}, "there is 'T' already"),
         ("CREATE VIEW w AS SELECT id FROM t", {"name": "w"}, "name= has no effect on CREATE VIEW"),
@@ -92,6 +92,28 @@ def test_a_refused_statement_changes_nothing(
     with PipelineHarness(pipeline(spark, statements), {"t": INSERTIONS}) as harness:
         harness.push("t", [(1, 7, 0, 0)])
         assert net(harness.end_batch()["out"]) == {(7, 1): 1}
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["columns", "by name"])
+def test_a_list_of_columns_names_them_in_order(spark: SparkSession, by_name: bool, async_enabled: bool) -> None:
+    query = "WITH w AS (SELECT * FROM view WHERE `the sum` > 1) SELECT k, `the sum` FROM w ORDER BY k LIMIT 2"
+    names: list[str] = []
+
+    def statements(context: SqlContext) -> Any:
+        context.run("CREATE VIEW view (`k`, `the sum`) AS SELECT v, sum(id) FROM t GROUP BY v")
+        context.add_sink("kept", print)
+        found = context.run(f"INSERT INTO kept {'BY NAME' if by_name else '(total, key)'} {query}")
+        root = context.compiled["kept"].root
+        names[:] = [] if root is None else root.names
+        return found
+
+    with PipelineHarness(
+        pipeline(spark, statements), {"t": UPSERTS}, async_enabled=async_enabled
+    ) as harness:
+        harness.push("t", [(3, 7, 1, 0), (2, 7, 1, 0), (1, 8, 1, 0), (4, 9, 1, 0), (5, 10, 1, 0)])
+        harness.end_batch()
+        assert net(harness.rows("kept")) == {(7, 5): 1, (9, 4): 1}
+        assert names == (["k", "the sum"] if by_name else ["total", "key"])
 
 
 def test_a_sink_that_is_none_is_refused(spark: SparkSession) -> None:
