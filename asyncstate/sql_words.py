@@ -172,6 +172,25 @@ class Words:
             raise self.refusal(at, len(self), "a bracket that is not closed", "close it")
         return last
 
+    def table_expressions(self, at: int) -> Iterator[tuple[str, int, int]]:
+        """The common table expressions that a query at a place can read, outer ones first: the name of each, and where
+        ``name AS (query)`` begins and ends."""
+        for clause in (place for place in range(at) if self.words[place] == "WITH"):
+            begin = clause + 1 + (self.word(clause + 1) == "RECURSIVE")
+            while self.is_name(begin):
+                query = self.close(begin + 1) + 1 if self.word(begin + 1) == "(" else begin + 1
+                end = self.close(query + 1) + 1 if self.has(query, "AS (") else at + 1
+                if end > at or not self._is_around(clause, at):
+                    break
+                yield unquoted(self.cut(begin, begin + 1)), begin, end
+                if self.word(end) != ",":
+                    break
+                begin = end + 1
+
+    def _is_around(self, begin: int, at: int) -> bool:
+        """Whether the brackets around one place are also around a later one."""
+        return not any(self.words[last] in (")", "]", "}") for last in [*self.outside(begin, at)][-1:])
+
     def split(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts between commas outside of brackets."""
         commas = [place for place in self.outside(begin, end) if self.words[place] == ","]

@@ -190,7 +190,8 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
     conditions = [_condition(define, *one) for one in words.split(*clauses["DEFINE"])]
     extra = "".join(f", ({text}) AS {name}" for text, name in shown.columns.items())
     given = syntax.query_of(words, begin, at)
-    query = words.below(begin, f"SELECT *{extra} FROM ({given.lstrip()})")
+    lines = given[: len(given) - len(given.lstrip())]
+    query = f"{lines}SELECT *{extra} FROM ({given.lstrip()})"
     schema = syntax.schema_of(query)
     named = {one.name.lower(): one for one in schema}
     unknown = [one for one in (*key, *(column.column for column in order)) if one not in named]

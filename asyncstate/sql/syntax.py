@@ -113,8 +113,9 @@ class Syntax:
         after = at + 7 if is_now else words.path(at + 4)
         alias, end = words.alias(after)
         own, time = words.cut(begin, at), words.cut(at + 4, after)
-        table, alias = self._context.table(unquoted(own)), alias or own
-        if is_now and unquoted(own) in map(str.lower, self._context.lookups):
+        is_of_query = unquoted(own) in [name for name, _, _ in words.table_expressions(at)]
+        table, alias = None if is_of_query else self._context.table(unquoted(own)), alias or own
+        if is_now and not is_of_query and unquoted(own) in map(str.lower, self._context.lookups):
             return words.replaced((begin, end, f"{own} AS {alias}"))
         if table is None or not time or not (is_now or table.times.event_time):
             raise words.refusal(
@@ -199,10 +200,20 @@ class Syntax:
         return self.query_of(words, at, stop), [unquoted(words.cut(*one)) for one in key]
 
     def query_of(self, words: Words, begin: int, end: int) -> str:
-        """The query of a table or a subquery in a text."""
-        if words.word(begin) == "(":
+        """The query of a table or a subquery in a text, with the common table expressions that it reads."""
+        used, names = list[tuple[int, int]](), set(map(unquoted, words.words[begin:end]))
+        for name, first, after in reversed(list(words.table_expressions(begin))):
+            if name in names:  # in its own query, the name is that of a table
+                used.insert(0, (first, after))
+                names = (names - {name}) | set(map(unquoted, words.words[first + 1 : after]))
+        if words.word(begin) == "(" and not used:
             return words.below(begin, words.cut(begin + 1, end - 1))
-        return words.below(begin, f"SELECT * FROM {words.cut(begin, end)}")
+        text = ""
+        for first, after in used:
+            lines = words.line(first) - 1 - text.count("\n")
+            text += "\n" * lines + (", " if text.strip() else "WITH ") + words.cut(first, after)
+        lines = words.line(begin) - 1 - text.count("\n")
+        return text + "\n" * lines + f"{' ' if used else ''}SELECT * FROM {words.cut(begin, end)}"
 
     def length(self, words: Words, begin: int, end: int) -> int:
         """The microseconds of an INTERVAL."""

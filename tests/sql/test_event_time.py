@@ -194,6 +194,16 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
         "SELECT l.k AS k, time_bucket(INTERVAL '20 s', l.ts) AS w, count(*) FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL '5 s' GROUP BY l.k, w",
         "GroupAggregate",
     ),
+    "of a common table expression": (
+        "WITH l AS (SELECT k, a + 1 AS a, ts FROM l WHERE a > 0),\n m (k, x, ts) AS (SELECT * FROM l), n AS (SELECT 1) SELECT k, window_start, sum(x) AS s FROM TUMBLE(TABLE m, DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, sum(a + 1) FROM l WHERE ts IS NOT NULL AND a > 0 GROUP BY k, w",
+        "WindowAggregate",
+    ),
+    "in a common table expression": (
+        "WITH q AS (SELECT k, ts FROM l WHERE a > 1), w AS (SELECT k, window_start, window_end, count(*) AS n FROM HOP(TABLE (WITH z AS (SELECT * FROM q) SELECT * FROM z), DESCRIPTOR(ts), INTERVAL 10 SECONDS, INTERVAL 30 SECONDS) GROUP BY k, window_start, window_end) SELECT window_start, max(n) AS m FROM w GROUP BY window_start, window_end",
+        "SELECT w, max(n) FROM (SELECT k, time_bucket(INTERVAL '10 s', ts) - x * INTERVAL '10 s' AS w, count(*) AS n FROM l, range(3) AS r(x) WHERE ts IS NOT NULL AND a > 1 GROUP BY k, w) GROUP BY w",
+        "WindowAggregate",
+    ),
     "rows of windows": (
         "SELECT a, window_start FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 20 SECONDS) WHERE window_end > timestamp'2024-01-01 08:05:00'",
         "SELECT a, time_bucket(INTERVAL '20 s', ts) AS w FROM l WHERE w + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00'",
@@ -234,6 +244,14 @@ SYNTAX_REFUSED: dict[str, tuple[str, str]] = {
     "no event time": (
         "SELECT a FROM l JOIN (SELECT * FROM v) FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k",
         "FOR SYSTEM_TIME AS OF of what is no source",
+    ),
+    "a common table expression": (
+        "WITH v AS (SELECT * FROM v WHERE rate > 3) SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k",
+        "FOR SYSTEM_TIME AS OF of what is no source",
+    ),
+    "a line of a common table expression": (
+        "WITH q AS (\nSELECT k, ts,\nlost FROM l)\nSELECT k FROM TUMBLE(TABLE q, DESCRIPTOR(ts), INTERVAL 3 SECONDS)",
+        "lost.* line 3",
     ),
     "no column": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF '2024' ON l.k = v.k", "at what is no column"),
     "no condition": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts USING (k)", "without ON"),

@@ -139,6 +139,9 @@ CASES: dict[str, tuple[str, Sequence[Part], Any, bool, Callable[[Taken], Row]]] 
         ),
     ),
 }
+_QUERY = "(SELECT k, rate AS r, since FROM v WHERE rate <> 4)"
+_SQL, *_REST = CASES["rows alone, and overlaps"]
+CASES["of a common table expression"] = (f"WITH v AS {_QUERY}\n{_SQL.replace(_QUERY, 'v')}", *_REST)
 
 
 @pytest.mark.parametrize("name", CASES)
