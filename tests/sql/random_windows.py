@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,11 +111,14 @@ class _Random(Draws):
         """Each row in its windows, (k, x, window_start, window_end)."""
         kind, size, step = window
         rows, in_duckdb = self.timed()
+        # The rows in brackets, or by a name, also one that a table has.
+        name = ("", "", "q", "l")[zlib.crc32(rows.encode()) % 4]
+        begin, rows = (f"WITH {name} AS ({rows}) ", name) if name else ("", f"({rows})")
         shown = "k, x, window_start, window_end"
         given, whole = f"({in_duckdb})", _seconds(size)
         there = "WHERE ts IS NOT NULL"
         if kind == "session":
-            table = f"SESSION(TABLE ({rows}) PARTITION BY k, DESCRIPTOR(ts), {whole})"
+            table = f"SESSION(TABLE {rows} PARTITION BY k, DESCRIPTOR(ts), {whole})"
             begun = f"SELECT *, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > {whole} AS o FROM {given} {there}"
             numbered = (
                 f"SELECT *, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM ({begun})"
@@ -122,14 +126,14 @@ class _Random(Draws):
             span = f"min(ts) OVER s AS window_start, max(ts) OVER s + {whole} AS window_end"
             made = f"SELECT k, x, {span} FROM ({numbered}) WINDOW s AS (PARTITION BY k, n)"
         elif kind == "tumble":
-            table = f"TUMBLE(TABLE ({rows}), DESCRIPTOR(ts), {whole}, {_seconds(step)})"
+            table = f"TUMBLE(TABLE {rows}, DESCRIPTOR(ts), {whole}, {_seconds(step)})"
             moved = _seconds(step)
             made = (
                 f"SELECT k, x, time_bucket({whole}, ts - {moved}) + {moved} AS window_start, window_start + {whole} AS "
                 f"window_end FROM {given} {there}"
             )
         else:
-            table = f"{kind.upper()}(TABLE ({rows}), DESCRIPTOR(ts), {_seconds(step)}, {whole})"
+            table = f"{kind.upper()}(TABLE {rows}, DESCRIPTOR(ts), {_seconds(step)}, {whole})"
             bucket = _seconds(step if kind == "hop" else size)
             start, end = (
                 (f"w - i * {bucket}", f"w - i * {bucket} + {whole}")
@@ -140,7 +144,7 @@ class _Random(Draws):
                 f"SELECT k, x, {start} AS window_start, {end} AS window_end FROM (SELECT *, time_bucket({bucket}, "
                 f"ts) AS w FROM {given} {there}), range({size // step}) AS g(i) WHERE {end} > ts"
             )
-        return Query(f"SELECT {shown} FROM {table}", made, ("k", "x"))
+        return Query(f"{begin}SELECT {shown} FROM {table}", made, ("k", "x"))
 
     def window(self) -> tuple[str, int, int]:
         """Kind, size, and step or offset, in seconds."""
