@@ -26,12 +26,15 @@ from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.relational.calls import aggregate_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
+from asyncstate.sql.clock import Clock
 from asyncstate.sql.conditions import arrow_condition, is_met
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.rules import retained
 from asyncstate.state.expiring.ttl import Ttl
 
 _FOUND: Final = "__found"
+_FALLS_MAX: Final = "1 day"
+"""More than a time of day falls at the end of summer time, in whatever time zone."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,14 @@ class Builder:
         comparison: Any = node.comparison
         operator = ops.DynamicFilter(node.column, comparison, node.bound)
         return self._applied("dynamic-filter", operator, [left, right], node, [_spread(left), None])
+
+    def _temporalfilter(self, node: ir.TemporalFilter, left: Built, right: Built) -> Built:
+        comparison: Any = node.comparison
+        operator = ops.DynamicFilter(node.column, comparison, node.bound, falls_max=_FALLS_MAX)
+        return self._applied("temporal-filter", operator, [left, right], node, [_spread(left), None])
+
+    def _clock(self, node: ir.Clock, given: Built) -> Built:
+        return self._applied("clock", Clock(), [given], node, [()], ["now"])
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
 """Settings that change what a statement means."""
+CLOCK: Final = "asyncstate_clock"
+"""The name of a table of one row, whose column ``now`` is the time of the micro-batch."""
+NOW: Final = f"(SELECT now FROM {CLOCK})"
+"""The text in place of ``now()``."""
 SOURCE: Final = "asyncstate.source"
 COLUMN: Final = "asyncstate.column"
 

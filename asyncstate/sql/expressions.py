@@ -18,7 +18,7 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_json_stri
 
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
-from asyncstate.sql.catalyst import Catalyst, items, option, sql_errors
+from asyncstate.sql.catalyst import NOW, Catalyst, items, option, sql_errors
 from asyncstate.sql_words import Words
 
 _TRANSPARENT: Final = {
@@ -105,7 +105,7 @@ def fragment(node: Any) -> str:
     line = option(origin.line())
     if line is None:
         return ""
-    found = " ".join(str(origin.context().fragment()).split())
+    found = " ".join(str(origin.context().fragment()).split()).replace(NOW, "now()")
     if not found:
         return f"line {line}"
     return f"line {line}: {found if len(found) < 100 else found[:97] + '...'}"

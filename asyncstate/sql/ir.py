@@ -214,6 +214,20 @@ class DynamicFilter(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class TemporalFilter(Node):
+    """A ``DynamicFilter`` whose bound is made of the time of a ``Clock``, and rises with it."""
+
+    column: str
+    comparison: str
+    bound: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Clock(Node):
+    """One row, the time at which the micro-batch started; the input has no rows."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class IntervalJoin(Join):
     """Rows whose ``times`` are close: a right row's is between the left row's plus both ``bounds``, in microseconds."""
 

@@ -23,7 +23,7 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.aggregates import read_aggregate
 from asyncstate.sql.build import LookupTable
-from asyncstate.sql.catalyst import Catalyst, items, option, sql_errors
+from asyncstate.sql.catalyst import CLOCK, Catalyst, items, option, sql_errors
 from asyncstate.sql.conditions import FLIPPED
 from asyncstate.sql.expressions import (
     COMPARISONS,
@@ -66,6 +66,13 @@ _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     *("string", "date", "timestamp", "timestamp_ntz"),
 }
+_RISING: Final = {
+    *("ScalarSubquery", "Literal", "Cast", "UnaryMinus", "TimeAdd", "TimestampAddInterval", "DateAdd", "DateSub"),
+    *("DateAddInterval", "DateAddYMInterval", "TimestampAddYMInterval", "AddMonths", "TruncDate"),
+    "TruncTimestamp",
+}
+"""Expressions that rise with a time, but for the hours of summer time."""
+_TIMES: Final = ("date", "timestamp", "timestamp_ntz")
 _NESTED: Final = ("array", "map", "struct")
 _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
@@ -91,6 +98,7 @@ class Reader:
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self._raw_times: dict[int, Any] = {}
         self._leaf: Any = None
+        self._clock: ir.Node | None = None
         self._sourced: dict[Any, bool] = {}  # by plan
 
     def read(self, plan: Any) -> ir.Node:
@@ -212,8 +220,8 @@ class Reader:
         return self._sourced[plan]
 
     def _any_source(self, plan: Any) -> Any:
-        """The leaf of a source that is not a lookup; None if there is none."""
-        if source_of(plan) is not None and source_of(plan) not in self.lookups:
+        """The leaf of a source that is no lookup and not the clock; None if there is none."""
+        if source_of(plan) is not None and source_of(plan) not in (*self.lookups, CLOCK):
             return plan
         below = map(self._any_source, [*items(plan.children()), *items(plan.subqueries())])
         return next((one for one in below if one is not None), None)
@@ -240,6 +248,8 @@ class Reader:
         output = items(plan.output())
         source = source_of(plan)
         assert source is not None
+        if source == CLOCK:
+            raise _other_than_compared(None)
         if source in self.syntax.parts:
             return read_part(self, plan, self.syntax.parts[source], needed)
         if source in self.lookups:
@@ -322,11 +332,14 @@ class Reader:
         given = Given(self, read)
         text = _exact(value, given.text(value))
         column = column_of(text) or given.computed("compared", text, type_of(value))
-        sub, own = self._one_row(of_bound[0])
+        is_clock = _is_clock(of_bound[0].plan())
+        sub, own = self._time(of_bound[0]) if is_clock else self._one_row(of_bound[0])
         limit = ir.Column(self.fresh("bound"), type_of(bound))
         text = _exact(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
         rows = given.node()
-        node = ir.DynamicFilter(
+        rises = is_clock and sign != "=" and type_of(bound) in _TIMES
+        rises = rises and all(kind_of(one) in _RISING for one in walk(bound))
+        node = (ir.TemporalFilter if rises else ir.DynamicFilter)(
             inputs=(rows, ir.Project.of(sub.node, {limit: text})),
             columns=rows.columns,
             column=column,
@@ -336,8 +349,21 @@ class Reader:
         )
         return Read(node, read.names).only(read.node.names)
 
+    def _time(self, subquery: Any) -> tuple[Read, str]:
+        """The row of the clock, and the name of its column."""
+        if self._clock is None:
+            if self._leaf is None:
+                raise _other_than_compared(subquery)
+            none = self.plan(self._leaf, set()).where(["false"]).node
+            now = ir.Column(self.fresh("now"), "timestamp")
+            self._clock = ir.Clock(inputs=(none,), columns=(now,))
+        (name,) = self._clock.names
+        return Read(self._clock, {}), name
+
     def _one_row(self, subquery: Any) -> tuple[Read, str]:
         """The rows of a scalar subquery, and the name of its column."""
+        if _is_clock(subquery.plan()):
+            raise _other_than_compared(subquery)
         if items(subquery.outerAttrs()):
             raise refusal("a correlated subquery stays in an expression", "write it as a join", subquery)
         (attribute,) = items(subquery.plan().output())
@@ -631,6 +657,21 @@ class Reader:
         for one in reversed(projects):
             found = self.projected(found, items(one.projectList()), {})
         return self._filtered(found, rest)
+
+
+def _is_clock(plan: Any) -> bool:
+    """Whether a subquery is the time of the micro-batch."""
+    while kind_of(plan) == "Project":
+        plan = plan.child()
+    return source_of(plan) == CLOCK
+
+
+def _other_than_compared(node: Any) -> SqlError:
+    return refusal(
+        "now() and the like, but where a condition compares a value with it, as each of its values would change all rows",
+        "write WHERE time > now() - INTERVAL 1 DAY, or put the time at which a row comes into a column of the source",
+        node,
+    )
 
 
 def _scalar_subqueries(e: Any) -> list[Any]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from asyncstate.errors import SqlError, StateDeclarationError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.catalyst import sql_errors
+from asyncstate.sql.catalyst import CLOCK, NOW, sql_errors
 from asyncstate.sql.expressions import kind_of, type_of
 from asyncstate.sql.match import MatchOf, match_table
 from asyncstate.sql_words import Words, unquoted
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from asyncstate.sql.statements import SqlContext
 
 _ANY: Final = re.compile(
-    r"system_time|match_recognize|state_ttl|state\.ttl|tumble|hop|cumulate|session\s*\(", re.IGNORECASE
+    r"system_time|match_recognize|state_ttl|state\.ttl|tumble|hop|cumulate|session\s*\(|"
+    r"current_timestamp|current_date|localtimestamp|(now|curdate)\s*\(",
+    re.IGNORECASE,
 )
 _WINDOWS: Final = {
     "TUMBLE": ("DATA", "TIMECOL", "SIZE", "OFFSET"),
@@ -39,6 +41,12 @@ _WINDOWS: Final = {
     "SESSION": ("DATA", "TIMECOL", "GAP"),
 }
 _LENGTHS: Final = ("SIZE", "SLIDE", "STEP", "GAP", "OFFSET")  # in the order of the operators' arguments
+_NOW: Final = {
+    **dict.fromkeys(("NOW", "CURRENT_TIMESTAMP"), NOW),
+    **dict.fromkeys(("CURDATE", "CURRENT_DATE"), f"CAST({NOW} AS DATE)"),
+    "LOCALTIMESTAMP": f"CAST({NOW} AS TIMESTAMP_NTZ)",
+}
+"""Functions that change with time alone, and what they are of the clock's row."""
 _TTL: Final = (
     "write /*+ STATE_TTL('table' = '1 day') */ after SELECT, with the name or alias of a table in its FROM"
 )
@@ -80,7 +88,8 @@ class Syntax:
         found: str | None = text
         while found is not None and _ANY.search(found):
             text, words = found, Words(found)
-            steps = (partial(match_table, self), self._versions, self._windows, self._option, self._hint)
+            parts = partial(match_table, self), self._versions, self._windows, self._option, self._hint
+            steps = *parts, self._now
             made = (step(words, at) for at in reversed(range(len(words))) for step in steps)
             found = next((one for one in made if one is not None), None)
         return text if found is None else found
@@ -225,6 +234,20 @@ class Syntax:
                 begin, end, "no constant length", "give an interval such as INTERVAL 10 MINUTES"
             )
         return int(found.value())
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _now(self, words: Words, at: int) -> str | None:
+        """NOW() and the like."""
+        word, is_call = words.word(at), words.has(at + 1, "( )")
+        if word not in _NOW or words.word(at - 1) in (".", "AS", "OF") or words.word(at + 1) == ".":
+            return None
+        tables = self._context.tables.values()
+        is_column = word.lower() in {name.lower() for one in tables for name in one.built.schema.names}
+        if not is_call and (word in ("NOW", "CURDATE") or is_column):
+            return None
+        self.catalyst.add(CLOCK, StructType([StructField("now", TimestampType(), nullable=False)]))
+        return words.replaced((at, at + 1 + 2 * is_call, _NOW[word]))
 
     # -- retention -------------------------------------------------------------------------------------------
 

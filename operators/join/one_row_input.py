@@ -61,6 +61,10 @@ class OneRowInput(KeepsKey, BundleOperator):
     def counted(self, columns: Sequence[pa.Array]) -> BoolArray | None:
         """Which rows (n) can ever be emitted; None: all."""
 
+    def without_settled(self, bundle: Bundle, rows: Int64Array, ctx: BundleContext) -> Int64Array:
+        """Those of some ``rows`` of a bundle that another one row may change; the others are emitted, if at all."""
+        return rows
+
     @abstractmethod
     def codes(self, columns: Sequence[pa.Array]) -> Int64Array:
         """A number (n) for each row, by which rows are found again."""
@@ -140,6 +144,7 @@ class OneRowInput(KeepsKey, BundleOperator):
         """Handle the rows of one input."""
         counted = self.counted(bundle.batch.columns)
         rows = np.arange(bundle.num_rows) if counted is None else np.flatnonzero(counted)
+        rows = self.without_settled(bundle, rows, ctx)
         if not len(rows):
             return None
         columns = take_rows(bundle.batch.columns, rows)

@@ -273,6 +273,7 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "column": meaning("v", "w", comparison=">", bound="v"),
         "comparison": meaning(">", "<", column="v", bound="v"),
         "bound": meaning("v", "w", column="v", comparison=">"),
+        "falls_max": meaning(None, "1 day", column="at", comparison=">", bound="at"),
     },
     "OneRowJoin": {
         "kind": meaning("left", "inner"),

@@ -53,6 +53,79 @@ def test_rows_outside_of_the_bounds_are_not_read(async_enabled: bool) -> None:
         assert sorted(made.end_batch()) == [("+I", "p501", 501), ("+I", "p502", 502)]
 
 
+TIMES = pa.schema([("product", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+UNTIL = pa.schema([("limit", pa.timestamp("us", "UTC"))])
+MINUTE = 60_000_000
+
+
+def clocked(comparison: Any, falls_max: Any, **more: Any) -> OperatorHarness:
+    operator = DynamicFilter("at", comparison, "limit", falls_max)
+    return OperatorHarness(operator, [TIMES, UNTIL], [["product"], None], **more)
+
+
+def products(rows: Any) -> list[tuple[str, str]]:
+    return sorted((kind, product) for kind, product, _ in rows)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_rows_that_a_rising_bound_has_left_behind_are_gone_for_good(
+    async_enabled: bool, parallelism: int
+) -> None:
+    with clocked(">", "1 minute", async_enabled=async_enabled, parallelism=parallelism) as first:
+        first.push([(f"p{minute}", minute * MINUTE) for minute in range(10)], input=0)
+        first.push([(0,)], input=1)
+        assert len(first.end_batch()) == 9
+        kept = len(first.state_entries())
+        first.push([(0,), (5 * MINUTE,)], kinds=["-U", "+U"], input=1)
+        first.push([("q3", 3 * MINUTE), ("q4", 4 * MINUTE), ("q6", 6 * MINUTE)], input=0)
+        gone = [("-D", f"p{minute}") for minute in range(1, 6)]
+        assert products(first.end_batch()) == [("+I", "q6"), *gone]
+        assert len(first.state_entries()) == kept - 4 + 2  # p0 to p3 are not kept any more, q4 and q6 are
+        snapshot = first.snapshot()
+    with first.restore(snapshot, parallelism=2, async_enabled=not async_enabled) as second:
+        second.push([("p2", 2 * MINUTE), ("p7", 7 * MINUTE)], kind="-D", input=0)
+        second.push([(5 * MINUTE,), (9 * MINUTE // 2,)], kinds=["-U", "+U"], input=1)
+        assert products(second.end_batch()) == [("+I", "p5"), ("-D", "p7")]
+        assert second.statistics().get("counter.retractions_without_state", 0) == 0
+        second.push([(9 * MINUTE // 2,), (4 * MINUTE - 1,)], kinds=["-U", "+U"], input=1)
+        with pytest.raises(OperatorError, match="'limit' has fallen by more than falls_max, '1 minute'"):
+            second.end_batch()
+
+
+def test_rows_that_a_rising_bound_has_passed_pass_for_good(async_enabled: bool) -> None:
+    with clocked("<=", 0, async_enabled=async_enabled) as made:
+        made.push([(f"p{minute}", minute * MINUTE) for minute in range(10)], input=0)
+        made.push([(0,)], input=1)
+        assert products(made.end_batch()) == [("+I", "p0")]
+        kept = len(made.state_entries())
+        made.push([(0,), (5 * MINUTE,)], kinds=["-U", "+U"], input=1)
+        made.push([("q3", 3 * MINUTE), ("q6", 6 * MINUTE)], input=0)
+        come = [("+I", f"p{minute}") for minute in range(1, 6)]
+        assert products(made.end_batch()) == [*come, ("+I", "q3")]
+        assert len(made.state_entries()) == kept - 5 + 1
+        made.push([("q3", 3 * MINUTE), ("p5", 5 * MINUTE), ("p7", 7 * MINUTE)], kind="-D", input=0)
+        assert products(made.end_batch()) == [("-D", "p5"), ("-D", "q3")]
+        assert made.statistics().get("counter.retractions_without_state", 0) == 0
+        made.push([(5 * MINUTE,)], kinds=["-D"], input=1)
+        with pytest.raises(OperatorError, match="falls_max, 0, or is gone"):
+            made.end_batch()
+
+
+def test_dates_fall_by_whole_days(async_enabled: bool) -> None:
+    days = pa.schema([("product", pa.string()), ("at", pa.date32())])
+    operator = DynamicFilter("at", ">=", "limit", "1 hour")
+    inputs = [days, pa.schema([("limit", pa.date32())])]
+    with OperatorHarness(operator, inputs, [["product"], None], async_enabled=async_enabled) as made:
+        made.push([("a", 1), ("b", 2), ("c", 3)], input=0)
+        made.push([(3,)], input=1)
+        assert products(made.end_batch()) == [("+I", "c")]
+        made.push([(3,), (2,)], kinds=["-U", "+U"], input=1)
+        assert products(made.end_batch()) == [("+I", "b")]
+        made.push([(2,), (1,)], kinds=["-U", "+U"], input=1)
+        with pytest.raises(OperatorError, match="has fallen by more than falls_max"):
+            made.end_batch()
+
+
 def test_a_new_row_replaces_the_columns_of_the_old_one(async_enabled: bool) -> None:
     with harness(OneRowJoin(), async_enabled=async_enabled) as made:
         made.push([("a", 1)], input=0)
@@ -82,6 +155,10 @@ def test_retractions_of_nothing_are_counted(async_enabled: bool) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(SchemaError, match="comparison is '!='"):
         DynamicFilter("total", "!=", "limit")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="falls_max is '1 day' and comparison '='; give a duration"):
+        DynamicFilter("total", "=", "limit", "1 day")
+    with pytest.raises(SchemaError, match="'total' of .* is int64, and falls_max is for timestamps and dates"):
+        harness(DynamicFilter("total", ">", "limit", "1 day"))
     with pytest.raises(SchemaError, match="kind is 'full'"):
         OneRowJoin("full")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="'product' of .* is string but 'limit' of .* is int64; cast one"):

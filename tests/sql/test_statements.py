@@ -68,7 +68,7 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
         (
             "SELECT "
             + ", ".join(f"id + {n} AS c{n}" for n in range(40))
-            + ", current_timestamp() AS now FROM t",
+            + ", unix_timestamp() AS now FROM t",
             {},
             "changes without a row",
         ),
