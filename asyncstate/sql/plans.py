@@ -339,7 +339,8 @@ class Reader:
         rows = given.node()
         rises = is_clock and sign != "=" and type_of(bound) in _TIMES
         rises = rises and all(kind_of(one) in _RISING for one in walk(bound))
-        node = (ir.TemporalFilter if rises else ir.DynamicFilter)(
+        kind: Any = ir.TemporalFilter if rises else ir.DynamicFilter
+        node = kind(
             inputs=(rows, ir.Project.of(sub.node, {limit: text})),
             columns=rows.columns,
             column=column,
@@ -668,8 +669,8 @@ def _is_clock(plan: Any) -> bool:
 
 def _other_than_compared(node: Any) -> SqlError:
     return refusal(
-        "now() and the like, but where a condition compares a value with it, as each of its values would change all rows",
-        "write WHERE time > now() - INTERVAL 1 DAY, or put the time at which a row comes into a column of the source",
+        "now() and the like, but where a condition compares a value with it, since it would change all rows",
+        "write WHERE time > now() - INTERVAL 1 DAY; a source has the time at which a row comes as a column",
         node,
     )
 
