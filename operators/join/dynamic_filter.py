@@ -60,8 +60,8 @@ class DynamicFilter(OneRowInput):
     as "0 seconds" for a clock. Rows further behind cannot change any more, so they are not kept: with ``>`` and ``>=``
     they are gone for good, with ``<`` and ``<=`` they pass for good, and retractions of them pass as they come.
 
-    State: ``rows``, all rows of the first input with a value, in the order of their values; ``one_row``, the bound. With
-    ``falls_max`` only the rows that may still change, and ``highest``, the highest bound.
+    State: ``rows``, all rows of the first input with a value, in the order of their values; ``one_row``, the bound.
+    With ``falls_max`` only the rows that may still change, and ``highest``, the highest bound.
 
     Raises SchemaError for columns that do not fit, and OperatorError if the second input has several rows, or its bound
     falls by more than ``falls_max``.

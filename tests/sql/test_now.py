@@ -1,5 +1,5 @@
 # ruff: noqa: E501  # statements are data, one a line
-"""``now()`` in conditions: rows come and go as time passes, as if the statement were asked again in each micro-batch."""
+"""``now()`` in conditions: rows come and go as time passes, as if the statement were asked anew in each micro-batch."""
 
 from __future__ import annotations
 
