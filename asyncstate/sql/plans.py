@@ -67,9 +67,9 @@ _ORDERED: Final = {
     *("string", "date", "timestamp", "timestamp_ntz"),
 }
 _RISING: Final = {
-    *("ScalarSubquery", "Literal", "Cast", "UnaryMinus", "TimeAdd", "TimestampAddInterval", "DateAdd", "DateSub"),
-    *("DateAddInterval", "DateAddYMInterval", "TimestampAddYMInterval", "AddMonths", "TruncDate"),
-    "TruncTimestamp",
+    *("ScalarSubquery", "Literal", "Cast", "UnaryMinus", "TruncDate", "TruncTimestamp", "AddMonths"),
+    *("TimeAdd", "TimestampAddInterval", "TimestampAddYMInterval"),
+    *("DateAdd", "DateSub", "DateAddInterval", "DateAddYMInterval"),
 }
 """Expressions that rise with a time, but for the hours of summer time."""
 _TIMES: Final = ("date", "timestamp", "timestamp_ntz")

@@ -106,7 +106,8 @@ class DynamicFilter(OneRowInput):
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
         """How the stored state grows, for ``explain()``."""
-        return super().state_growth(inputs) if self._falls_us is None else bounded_by("rows ahead of the bound")
+        ahead = bounded_by("rows ahead of the bound")
+        return super().state_growth(inputs) if self._falls_us is None else ahead
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

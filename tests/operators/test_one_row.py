@@ -157,7 +157,9 @@ def test_what_does_not_fit_is_refused() -> None:
         DynamicFilter("total", "!=", "limit")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="falls_max is '1 day' and comparison '='; give a duration"):
         DynamicFilter("total", "=", "limit", "1 day")
-    with pytest.raises(SchemaError, match="'total' of .* is int64, and falls_max is for timestamps and dates"):
+    with pytest.raises(
+        SchemaError, match="'total' of .* is int64, and falls_max is for timestamps and dates"
+    ):
         harness(DynamicFilter("total", ">", "limit", "1 day"))
     with pytest.raises(SchemaError, match="kind is 'full'"):
         OneRowJoin("full")  # type: ignore[arg-type]

@@ -39,9 +39,7 @@ MINUTES = {number: dt.timedelta(minutes=number) for number in (30, 60, 90, 120)}
 
 def chosen(passes: Callable[[dt.datetime, dt.datetime, int], bool]) -> Answer:
     """The answer whose rows, (id, v), have a time that passes."""
-    return lambda rows, now: Counter(
-        (own, v) for own, at, v in rows if at is not None and passes(at, now, v)
-    )
+    return lambda rows, now: Counter((own, v) for own, at, v in rows if at is not None and passes(at, now, v))
 
 
 def counted(rows: Sequence[Row], now: dt.datetime) -> Counter[Row]:

@@ -52,7 +52,11 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
         ("INSERT INTO kept (v, V) SELECT id, v FROM t", {}, r"sink 'kept': .* \(v, V\) has a name twice"),
         ("INSERT OVERWRITE kept SELECT id, v FROM t", {}, "INSERT INTO with OVERWRITE"),
         ("INSERT INTO kept PARTITION (v = 1) SELECT id FROM t", {}, "INSERT INTO with PARTITION"),
-        ("CREATE VIEW w (b, a, c) AS SELECT id, v FROM t", {}, "Spark says of the statement: .*column aliases"),
+        (
+            "CREATE VIEW w (b, a, c) AS SELECT id, v FROM t",
+            {},
+            "Spark says of the statement: .*column aliases",
+        ),
         ("CREATE VIEW view AS SELECT id FROM t", {}, "there is 'view' already"),
         ("CREATE VIEW T AS SELECT id FROM t", {}, "there is 'T' already"),
         ("CREATE VIEW w AS SELECT id FROM t", {"name": "w"}, "name= has no effect on CREATE VIEW"),
@@ -95,7 +99,9 @@ def test_a_refused_statement_changes_nothing(
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["columns", "by name"])
-def test_a_list_of_columns_names_them_in_order(spark: SparkSession, by_name: bool, async_enabled: bool) -> None:
+def test_a_list_of_columns_names_them_in_order(
+    spark: SparkSession, by_name: bool, async_enabled: bool
+) -> None:
     query = "WITH w AS (SELECT * FROM view WHERE `the sum` > 1) SELECT k, `the sum` FROM w ORDER BY k LIMIT 2"
     names: list[str] = []
 
@@ -107,9 +113,7 @@ def test_a_list_of_columns_names_them_in_order(spark: SparkSession, by_name: boo
         names[:] = [] if root is None else root.names
         return found
 
-    with PipelineHarness(
-        pipeline(spark, statements), {"t": UPSERTS}, async_enabled=async_enabled
-    ) as harness:
+    with PipelineHarness(pipeline(spark, statements), {"t": UPSERTS}, async_enabled=async_enabled) as harness:
         harness.push("t", [(3, 7, 1, 0), (2, 7, 1, 0), (1, 8, 1, 0), (4, 9, 1, 0), (5, 10, 1, 0)])
         harness.end_batch()
         assert net(harness.rows("kept")) == {(7, 5): 1, (9, 4): 1}
