@@ -57,8 +57,8 @@ class DynamicFilter(OneRowInput):
     Retractions of rows that are not there are dropped and counted (``retractions_without_state``).
 
     ``falls_max``, for bounds that are times or dates: how far the bound may fall below the highest one there was, such
-    as "0 seconds" for a clock. Rows further behind cannot change any more, so they are not kept: with ``>`` and ``>=``
-    they are gone for good, with ``<`` and ``<=`` they pass for good, and retractions of them pass as they come.
+    as "0 seconds" for a clock. Rows with lower values cannot change any more, so they are not kept: with ``>`` and
+    ``>=`` they are gone for good, with ``<`` and ``<=`` they pass for good, and retractions of them pass as they come.
 
     State: ``rows``, all rows of the first input with a value, in the order of their values; ``one_row``, the bound.
     With ``falls_max`` only the rows that may still change, and ``highest``, the highest bound.
@@ -155,23 +155,23 @@ class DynamicFilter(OneRowInput):
         return int(value_codes(pa.array([number], kind).cast(self._kind))[0])
 
     def _forgetting(self, steps: Iterator[None], before: int | None) -> Iterator[None]:
-        """``steps``, after which the rows are removed that the bound has left behind."""
+        """``steps``, after which the rows are removed that the bound has passed."""
         yield from steps
         until, start = self._passed(), EVERYTHING[0][0] if before is None else before
         if until is not None and start < until:
             self._rows.remove_up_to(until - 1, start)
 
     def without_settled(self, bundle: Bundle, rows: Int64Array, ctx: BundleContext) -> Int64Array:
-        """See ``OneRowInput``: rows behind the bound are as they are for good."""
+        """See ``OneRowInput``: rows that the bound has passed do not change any more."""
         passed = self._passed()
         if passed is None:
             return rows
-        behind = self.codes(take_rows(bundle.batch.columns, rows)) < passed
-        settled = rows[behind]
+        is_settled = self.codes(take_rows(bundle.batch.columns, rows)) < passed
+        settled = rows[is_settled]
         if len(settled) and self.comparison in ("<", "<="):
             kinds = np.where(bundle.accumulate[settled], RowKind.INSERT.value, RowKind.DELETE.value)
             ctx.emit(take_rows(bundle.batch.columns, settled), kinds.astype(np.int8))
-        return rows[~behind]
+        return rows[~is_settled]
 
     # -- the one row -----------------------------------------------------------------------------------------
 

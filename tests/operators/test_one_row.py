@@ -68,9 +68,7 @@ def products(rows: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_rows_that_a_rising_bound_has_left_behind_are_gone_for_good(
-    async_enabled: bool, parallelism: int
-) -> None:
+def test_rows_that_a_rising_bound_has_passed_are_gone_for_good(async_enabled: bool, parallelism: int) -> None:
     with clocked(">", "1 minute", async_enabled=async_enabled, parallelism=parallelism) as first:
         first.push([(f"p{minute}", minute * MINUTE) for minute in range(10)], input=0)
         first.push([(0,)], input=1)
