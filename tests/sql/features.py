@@ -211,6 +211,23 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, b, count(*) over (partition by named_struct('x', a, 'y', c)) as n from t",
         "select a, b, count(*) over (partition by a, c) as n from t",
     ),
+    # The clock of a harness begins in 1970.
+    "now-newer": (
+        "select a, b from t where timestamp_seconds(b - 3) > now() - interval 1 second",
+        "select a, b from t where b - 3 > -1",
+    ),
+    "now-older": (
+        "select a, b from t where timestamp_seconds(b) - interval 1 day <= current_timestamp - interval '0 23:59:57' day to second",
+        "select a, b from t where b <= 3",
+    ),
+    "today": (
+        "select a, b from t where date_add(date'1970-01-01', cast(b as int) - 2) >= current_date()",
+        "select a, b from t where b >= 2",
+    ),
+    "now-of-a-join": (
+        "select t.a, d from t join u on t.a = u.a where timestamp_seconds(b - 3) > now() and timestamp_seconds(b - 5) <= now()",
+        "select t.a, d from t join u on t.a = u.a where b > 3 and b <= 5",
+    ),
     "now-as-a-word": ("select a, 'right now()' as x, 'current_date()' as y from t", ""),
     "explode": (
         "select a, x from t lateral view explode(sequence(1, b)) as x where b between 1 and 3",
