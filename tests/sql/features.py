@@ -213,11 +213,11 @@ FEATURES: dict[str, tuple[str, str]] = {
     ),
     # The clock of a harness begins in 1970.
     "now-newer": (
-        "select a, b from t where timestamp_seconds(b - 3) > now() - interval 1 second",
+        "select a, b from t where cast(date_add(date'1970-01-01', cast(b as int) - 3) as timestamp) > now() - interval 1 day",
         "select a, b from t where b - 3 > -1",
     ),
     "now-older": (
-        "select a, b from t where timestamp_seconds(b) - interval 1 day <= current_timestamp - interval '0 23:59:57' day to second",
+        "select a, b from t where cast(date_add(date'1970-01-01', cast(b as int)) as timestamp) - interval 1 day <= current_timestamp + interval '2' day",
         "select a, b from t where b <= 3",
     ),
     "today": (
@@ -225,7 +225,7 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, b from t where b >= 2",
     ),
     "now-of-a-join": (
-        "select t.a, d from t join u on t.a = u.a where timestamp_seconds(b - 3) > now() and timestamp_seconds(b - 5) <= now()",
+        "select t.a, d from t join u on t.a = u.a where cast(date_add(date'1970-01-01', cast(b as int) - 3) as timestamp) > now() and cast(date_add(date'1970-01-01', cast(b as int) - 5) as timestamp) <= now()",
         "select t.a, d from t join u on t.a = u.a where b > 3 and b <= 5",
     ),
     "now-as-a-word": ("select a, 'right now()' as x, 'current_date()' as y from t", ""),
