@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark")
 
 from asyncstate.errors import JobError, OperatorError, SchemaError, StoreError
-from asyncstate.spark.sinks import TargetChanges
+from asyncstate.spark.sinks import PostgresTarget, TargetChanges
 from asyncstate.spark.sinks.upserts import changes_of
 from tests.sinks.conftest import NUMBERS, made
 from tests.sinks.killed import WRITTEN
-from tests.sinks.places import KINDS, SCHEMA, SQL, Place, changes
+from tests.sinks.places import KINDS, SCHEMA, SQL, Place, changes, rows
 
 
 def test_rows_come_are_replaced_and_go(place: Place) -> None:
@@ -46,6 +46,28 @@ def test_a_repeated_micro_batch_is_written_once(place: Place) -> None:
     ):
         target.write("w", 3, changes([(1, "old", None)]))
     assert place.rows() == {1: "first", 2: "theirs"}
+
+
+def test_text_arrives_unchanged_whatever_the_encoding_of_the_session(
+    postgres_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libpq takes it from the connection, from the environment, or from the database."""
+    import psycopg
+
+    with psycopg.connect(postgres_place.place, autocommit=True) as server:
+        server.execute("CREATE DATABASE texts ENCODING 'UTF8' TEMPLATE template0")
+    place = Place("postgres", postgres_place.place.replace("dbname=postgres", "dbname=texts"))
+    place.create()
+    target = PostgresTarget(f"{place.place} client_encoding=LATIN1", "totals")
+    assert target.write("w", 0, changes([(1, "Zoë", None)]))
+    with monkeypatch.context() as patch:
+        patch.setenv("PGCLIENTENCODING", "LATIN1")
+        assert place.target().append("a", 0, rows((2, "Zoë €", None)))
+    assert place.rows() == {1: "Zoë", 2: "Zoë €"}
+    place.run("CREATE TABLE lists (names text[])")
+    given = pa.table({"names": [["a", None, "NULL"]]})
+    assert PostgresTarget(f"{place.place} options='-c array_nulls=off'", "lists").append("l", 0, given)
+    assert place.run("SELECT names FROM lists") == [(["a", None, "NULL"],)]
 
 
 OPERATIONS = st.lists(
