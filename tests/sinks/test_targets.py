@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark")
 
 from asyncstate.errors import JobError, OperatorError, SchemaError, StoreError
-from asyncstate.spark.sinks import PostgresTarget, TargetChanges
+from asyncstate.spark.sinks import MySqlTarget, PostgresTarget, TargetChanges
 from asyncstate.spark.sinks.upserts import changes_of
 from tests.sinks.conftest import NUMBERS, made
 from tests.sinks.killed import WRITTEN
@@ -68,6 +68,25 @@ def test_text_arrives_unchanged_whatever_the_encoding_of_the_session(
     given = pa.table({"names": [["a", None, "NULL"]]})
     assert PostgresTarget(f"{place.place} options='-c array_nulls=off'", "lists").append("l", 0, given)
     assert place.run("SELECT names FROM lists") == [(["a", None, "NULL"],)]
+
+
+@pytest.mark.parametrize("autocommit", [True, None], ids=["on", "as the server has it"])
+def test_a_connection_that_commits_each_statement_is_one_transaction_here(
+    mysql_place: Place, monkeypatch: pytest.MonkeyPatch, autocommit: bool | None
+) -> None:
+    target = MySqlTarget({**mysql_place.place, "autocommit": autocommit}, "totals")
+    with monkeypatch.context() as patch:
+        patch.setattr("asyncstate.spark.sinks.mysql.row_of_mark", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            target.append("w", 0, rows((1, "one", None)))
+    assert mysql_place.rows() == {}
+    assert target.append("w", 0, rows((1, "one", None)))
+    assert mysql_place.rows() == {1: "one"}
+
+
+def _killed(*_: object) -> NoReturn:
+    """After the rows were written, and before their mark was."""
+    raise KeyboardInterrupt
 
 
 OPERATIONS = st.lists(

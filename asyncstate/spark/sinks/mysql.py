@@ -74,7 +74,8 @@ class MySqlTarget:
     """``table`` of the database that ``connection`` names: the arguments of PyMySQL's ``connect``, such as
     ``{"host": "db", "user": "etl", "password": "...", "database": "shop"}``.
 
-    Times are written in UTC, lists, structs and maps as JSON; the sink's session is in strict mode."""
+    Times are written in UTC, lists, structs and maps as JSON; the sink's session is in strict mode and without
+    autocommit."""
 
     def __init__(self, connection: dict[str, Any], table: str) -> None:
         if not isinstance(connection, Mapping):
@@ -180,7 +181,7 @@ class MySqlTarget:
         with extra("mysql", "MySqlTarget"):
             import pymysql
         try:
-            connection = pymysql.connect(**{"charset": "utf8mb4", **self.connection})
+            connection = pymysql.connect(**{"charset": "utf8mb4", **self.connection, "autocommit": False})
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"MySqlTarget: PyMySQL does not accept the connection ({type(error).__name__}: {error}); give host, "
