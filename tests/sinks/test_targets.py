@@ -89,6 +89,18 @@ def _killed(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def test_a_zero_does_not_ask_for_the_next_number(mysql_place: Place) -> None:
+    """As MySQL takes it in a column with AUTO_INCREMENT: each update would be a row of its own."""
+    mysql_place.run("DROP TABLE IF EXISTS numbered")
+    mysql_place.run(
+        "CREATE TABLE numbered (id bigint PRIMARY KEY AUTO_INCREMENT, name varchar(40), total numeric(10, 2))"
+    )
+    target = mysql_place.target("numbered")
+    for number in range(2):
+        assert target.write("w", number, changes([(0, f"round {number}", None)]))
+    assert mysql_place.run("SELECT id, name FROM numbered") == [(0, "round 1")]
+
+
 OPERATIONS = st.lists(
     st.dictionaries(st.integers(0, 5), st.none() | st.text("ab,\"'\\\n", max_size=3), max_size=4), max_size=5
 )

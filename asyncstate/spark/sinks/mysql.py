@@ -53,10 +53,11 @@ _UNIQUE: Final = (
 )
 _NAMED: Final = "table_schema = DATABASE() AND table_name = %s"
 _TABLE: Final = f"SELECT table_type, engine FROM information_schema.tables WHERE {_NAMED}"
-# Without strict mode MySQL stores the nearest value that fits, and only warns.
+# Without strict mode MySQL stores the nearest value that fits, and only warns. Without the other one it stores the
+# next number for a 0 in a column with AUTO_INCREMENT.
 _SESSION: Final = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = CONCAT_WS(',', NULLIF(@@SESSION.sql_mode, ''), "
-    "'STRICT_ALL_TABLES')"
+    "'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO')"
 )
 _KEY: Final = "job = %s AND writer = %s AND table_name = %s"
 
