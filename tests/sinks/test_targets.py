@@ -101,6 +101,16 @@ def test_a_zero_does_not_ask_for_the_next_number(mysql_place: Place) -> None:
     assert mysql_place.run("SELECT id, name FROM numbered") == [(0, "round 1")]
 
 
+def test_a_null_does_not_ask_for_the_next_number(sqlite_place: Place) -> None:
+    """As SQLite takes it in INTEGER PRIMARY KEY, which it describes as a column that may be null."""
+    sqlite_place.run("CREATE TABLE numbered (id INTEGER PRIMARY KEY, name text, total text)")
+    target = sqlite_place.target("numbered")
+    with pytest.raises(OperatorError, match="column 'id' is NOT NULL, but null in 1 rows"):
+        target.append("w", 0, rows((None, "one", None)))
+    assert target.append("w", 0, rows((1, "one", None)).drop(["id"]))  # where it is left out, it is wanted
+    assert sqlite_place.run("SELECT id, name FROM numbered") == [(1, "one")]
+
+
 OPERATIONS = st.lists(
     st.dictionaries(st.integers(0, 5), st.none() | st.text("ab,\"'\\\n", max_size=3), max_size=4), max_size=5
 )

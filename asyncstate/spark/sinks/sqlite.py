@@ -207,6 +207,7 @@ def _described(database: sqlite3.Connection, table: str) -> _Table:
             if all(coll == "BINARY" for coll in of.values()) or names not in collations:
                 collations[names] = of
     if len(key) == 1 and columns[key[0]].kind.upper() == "INTEGER":
+        columns[key[0]] = columns[key[0]]._replace(required=True)  # it has a number where a row has null
         unique.append(Unique("the primary key", frozenset(key)))
     return _Table(columns, unique, collations, bool(database.execute(_TRIGGERS, [table]).fetchone()[0]))
 
