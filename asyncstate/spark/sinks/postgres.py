@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 _PORTS: Final = re.compile(r"[0-9, ]*")
 # COPY sends UTF-8, and NULL for a null in an array: with other settings it would store other values.
-_SESSION: Final = "SET LOCAL client_encoding = 'UTF8'; SET LOCAL array_nulls = on; SET LOCAL TIME ZONE 'UTC'; SET LOCAL DateStyle = 'ISO, YMD'; SET LOCAL IntervalStyle = postgres"
+_SESSION: Final = (
+    "SET LOCAL client_encoding = 'UTF8'; SET LOCAL array_nulls = on; SET LOCAL TIME ZONE 'UTC'; "
+    "SET LOCAL DateStyle = 'ISO, YMD'; SET LOCAL IntervalStyle = postgres"
+)
 _TABLE: Final = """
     SELECT c.relkind::text, c.relhastriggers OR c.relhasrules, current_setting('transaction_read_only') = 'on',
         array_remove(ARRAY[
