@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncstate.config import Config
-from asyncstate.driver.operator_manifests import check_key_groups
+from asyncstate.driver.operator_manifests import check_key_groups, is_changed_by_command
 from asyncstate.driver.write_marks import Origin
 from asyncstate.errors import CheckpointError, JobError
 from asyncstate.runtime import SourceTimes
@@ -60,7 +60,8 @@ class CommitLog:
     def base_of(self, batch_id: int) -> Manifest | None:
         """The manifest that ``batch_id`` starts from, None for the first batch.
 
-        Raises JobError for a batch out of order, CheckpointError if the job has been finished. The first call
+        Raises JobError for a batch out of order, or to be repeated although a command has changed its version;
+        CheckpointError if the job has been finished. The first call
         claims the checkpoint: from then on no earlier driver can commit.
         """
         if not self._claimed:
@@ -86,7 +87,15 @@ class CommitLog:
         if batch_id == latest.batch_id:
             # Spark replays a batch if Spark's own commit of it failed; we commit it again over the same
             # base.
-            return self._checkpoint.read(latest.base) if latest.base >= 0 else None
+            base = self._checkpoint.read(latest.base) if latest.base >= 0 else None
+            if base is not None and is_changed_by_command(latest, base):
+                raise JobError(
+                    f"job '{self.job_id}': Spark repeats batch {batch_id}, but `asyncstate state migrate` has changed "
+                    f"version {batch_id}, and the batch would start from version {base.batch_id} without the change. "
+                    f"Run `python -m asyncstate state rollback CHECKPOINT {base.batch_id}`, then the same command "
+                    "again, and start the query"
+                )
+            return base
         raise JobError(
             f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is at batch "
             f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"

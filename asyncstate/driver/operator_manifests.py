@@ -21,7 +21,8 @@ from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime.declarations.meaning import meaning_of
 from asyncstate.runtime.partition.broadcast_inputs import check_digests
 from asyncstate.runtime.task_spec import CommitRecord
-from asyncstate.storage import AppliedTimes, Manifest, OperatorManifest, StateSpec
+from asyncstate.storage import AppliedTimes, Manifest, OperatorManifest, SinkManifest, StateSpec
+from asyncstate.storage.manifest import is_of_operator
 
 
 class Fingerprint(NamedTuple):
@@ -59,6 +60,31 @@ def left_out(stored: OperatorManifest, base: Manifest) -> OperatorManifest:
     if stored.applied is not None:
         return stored
     return msgspec.structs.replace(stored, applied=AppliedTimes(base.watermark, base.processing_time))
+
+
+def is_changed_by_command(newest: Manifest, base: Manifest) -> bool:
+    """Whether `state migrate` has changed ``newest`` since the job committed it over ``base``.
+
+    Of an operator that it has applied, the job records the class and the columns, and files of this uid; another one is
+    as in ``base``. Of a sink it records what its rows are. A dropped operator is not noticed: a program can do it, too.
+    """
+    before = {} if base.graph is None else base.graph.sinks
+    sinks = {} if newest.graph is None else newest.graph.sinks
+    accepted = any(SinkManifest(one.changes) == one != before.get(name) for name, one in sinks.items())
+    return accepted or any(_is_changed(one, base) for one in newest.operators.values())
+
+
+def _is_changed(operator: OperatorManifest, base: Manifest) -> bool:
+    before = base.operators.get(operator.uid)
+    if before is None:
+        names = {file.name for one in operator.partitions for file in one.files()}
+        return bool(names & {file.name for file in base.files()}) or not all(
+            is_of_operator(name, operator.uid) for name in names
+        )
+    applied = operator.operator and any(what.startswith("input") for what in operator.schema)
+    return not applied and msgspec.structs.replace(before, applied=None) != msgspec.structs.replace(
+        operator, applied=None
+    )
 
 
 def check_key_groups(place: str, latest: Manifest | None, config: Config) -> None:

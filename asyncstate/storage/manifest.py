@@ -386,6 +386,11 @@ def snapshot_folder(uid: str, partition: int, batch_id: int, attempt: str) -> st
     return f"{partition_folder(uid, partition)}/snap/{batch_id:010d}-{attempt}"
 
 
+def is_of_operator(name: str, uid: str) -> bool:
+    """Whether a state file may have been written by the operator ``uid``."""
+    return name.startswith((f"{STATE}{uid}/", f"{STATE}{_DELTAS}"))
+
+
 def batch_of(name: str) -> int | None:
     """Return the batch in which a state file was written, None for a name of another form."""
     parts = name.split("/")

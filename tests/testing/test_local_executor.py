@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.errors import JobError, StateDeclarationError
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.lookups import TableLookup
+from asyncstate.offline.migration import RenameState, migrate
+from asyncstate.offline.operator_changes import (
+    AcceptChange,
+    AcceptSink,
+    OperatorChange,
+    RenameOperator,
+    change_operator,
+)
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.operators import (
     GroupAggregate,
     KeyedMap,
@@ -26,6 +36,8 @@ from asyncstate.operators import (
     StatelessLookupJoin,
     count,
 )
+from asyncstate.state import ValueState, ValueStateDescriptor
+from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.testing.local_executor import LocalExecutor, LocalRows
 
 SALES = pa.RecordBatch.from_pylist([{"shop": "ann"}], schema=pa.schema([("shop", pa.string())]))
@@ -158,3 +170,64 @@ def test_an_operator_with_another_attribute_is_checked(tmp_path: Path, async_ena
         opened.append(Opened.times)
     assert opened[2] == 1  # by its task alone
     assert opened[3] > 1
+
+
+class Visits(RecordOperator):
+    """Counts the rows of a shop, in the state ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("shop", pa.string()), ("visits", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.visits: ValueState[int] = context.get_state(ValueStateDescriptor(self.name, pa.int64()))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        def add(before: int | None) -> Any:
+            ctx.emit(row["shop"], (before or 0) + 1)
+            return self.visits.async_update((before or 0) + 1)
+
+        return self.visits.async_value().then_compose(add)
+
+
+def test_a_micro_batch_over_the_version_before_a_migration_is_refused(
+    tmp_path: Path, async_enabled: bool
+) -> None:
+    """It would begin with a state that is not there yet, so with an empty one. What the error says helps."""
+    place = str(tmp_path / "state")
+    micro_batch(tmp_path, 0, Visits("old"), "visits", async_enabled, more=1)
+    migrate(place, "visits", "old", RenameState("new"))
+    with pytest.raises(
+        JobError, match="repeats batch 1, but .* has changed version 1.*rollback CHECKPOINT 0"
+    ):
+        micro_batch(tmp_path, 1, Visits("new"), "visits", async_enabled)
+    checkpoint = Checkpoint(LocalFiles(tmp_path / "state"))
+    checkpoint.claim("job")
+    checkpoint.rollback(0)
+    migrate(place, "visits", "old", RenameState("new"))
+    _, found = micro_batch(tmp_path, 1, Visits("new"), "visits", async_enabled, more=1)
+    assert [row["visits"] for row in found] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("uid", "change", "now"),
+    [
+        ("visits", AcceptChange(), "visits"),
+        ("visits", RenameOperator("others"), "others"),
+        ("out", AcceptSink(), "visits"),
+    ],
+    ids=["accept-change", "rename-operator", "accept-sink"],
+)
+def test_what_a_command_has_changed_is_not_repeated_over_the_version_before_it(
+    tmp_path: Path, async_enabled: bool, uid: str, change: OperatorChange, now: str
+) -> None:
+    micro_batch(tmp_path, 0, Visits("own"), "visits", async_enabled, more=1)
+    micro_batch(tmp_path, 1, Visits("own"), "visits", async_enabled)  # without a command it is repeated
+    change_operator(str(tmp_path / "state"), uid, change)
+    with pytest.raises(JobError, match="repeats batch 1, but .* has changed version 1"):
+        micro_batch(tmp_path, 1, Visits("own"), now, async_enabled)
+    _, found = micro_batch(tmp_path, 2, Visits("own"), now, async_enabled)
+    assert [row["visits"] for row in found] == [3]
+    micro_batch(tmp_path, 2, Visits("own"), now, async_enabled)  # the change is in its base
