@@ -2,7 +2,7 @@
 
 Owns: ``ConnectFiles``: the progress of micro-batches and requests to stop, as files of the job's checkpoint.
 Invariant: results never depend on these files; all of them may be lost. A file is of one start of a query, so that
-those of an earlier one are never read as news. The client deletes what it has read, and all but one empty file when the
+those of an earlier one are never read as news. The client deletes what it has read, and all but one small file when the
 query has ended; without a client there are at most as many as a job's history has entries, until the next start.
 Must not import pyspark.
 """
@@ -21,6 +21,7 @@ from asyncstate.errors import CheckpointError
 from asyncstate.storage import CheckpointFiles
 
 _FOLDER: Final = "connect/"
+_BEGUN: Final = b"begun"
 _ASKED: Final = b"asked"
 _REFUSED: Final = b"refused"
 
@@ -77,7 +78,7 @@ class ConnectFiles:
     def begin(self) -> None:
         """Delete the files of earlier starts, and let the server see that both have the same checkpoint."""
         self._files.delete_files(self._files.list(_FOLDER))
-        self._files.put_bytes(self._begun, b"")
+        self._files.put_bytes(self._begun, _BEGUN)
 
     def new_progress(self) -> list[Progress]:
         """The progress of micro-batches since the last call, the newest last; its files are deleted. What cannot be

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyarrow import fs
 
 pytest.importorskip("pyspark")
 
@@ -17,6 +18,7 @@ from asyncstate.spark.connect_batch import ServerBatch
 from asyncstate.spark.connect_client import lost_server, server_named
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.storage import LocalFiles
+from asyncstate.storage.object_files import ObjectFiles
 
 
 class Unsteady(LocalFiles):
@@ -50,6 +52,16 @@ def progress(number: int) -> Progress:
 
 def numbers(found: list[Progress]) -> list[int]:
     return [one["batch_id"] for one in found]
+
+
+def test_the_server_sees_in_an_object_store_that_the_client_has_begun(tmp_path: Path) -> None:
+    """There a file without content is a mark of a folder, and none of the checkpoint's."""
+    files = ObjectFiles(fs.LocalFileSystem(), str(tmp_path), str(tmp_path))
+    server = ConnectFiles(files, "run")
+    with pytest.raises(CheckpointError, match="finds another folder"):
+        server.check_begun("job")
+    ConnectFiles(files, "run").begin()
+    server.check_begun("job")
 
 
 def test_progress_that_cannot_be_read_comes_later(tmp_path: Path) -> None:
