@@ -32,7 +32,8 @@ from asyncstate.storage.manifest import (
 from asyncstate.storage.ownership import Epochs, Listed, wait_at_random
 
 _LOOKS_MAX: Final = 3
-_EARLIER_MAX: Final = 100  # remembered drivers with writes into a target; the oldest go first
+# Remembered drivers with writes into a target; the oldest go first. A sink that had no rows keeps its mark for long.
+_EARLIER_MAX: Final = 10_000
 _ANY_VERSION: Final = 2**63 - 1
 LISTED_EVERY: Final = 50
 """All files are listed once in so many calls of ``retain``."""

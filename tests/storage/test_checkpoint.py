@@ -33,6 +33,7 @@ from asyncstate.storage.manifest import (
     delta_name,
     deltas_name,
     encode_manifest,
+    encode_start,
     manifest_key,
     manifest_name,
     snapshot_folder,
@@ -380,12 +381,25 @@ def test_the_first_driver_of_an_empty_checkpoint_may_have_written_any_micro_batc
     assert set(second.start.earlier.values()) == {-1}
 
 
-@pytest.mark.long
-def test_drivers_of_long_ago_are_forgotten(place: str) -> None:
-    claims = [Checkpoint(checkpoint_files(place)) for _ in range(103)]
+def test_drivers_of_long_ago_are_forgotten(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncstate.storage.checkpoint._EARLIER_MAX", 5)
+    claims = [Checkpoint(checkpoint_files(place)) for _ in range(8)]
     for one in claims:
         one.claim()
     assert list(claims[-1].start.earlier) == [one.start.driver for one in claims[2:-1]]
+
+
+def test_a_driver_is_known_after_months_of_restarts(checkpoint: Checkpoint, place: str) -> None:
+    """A sink that had no rows meanwhile still has its mark."""
+    checkpoint.commit(manifest(0))
+    known = {f"{number:032x}": 0 for number in range(5_000)}
+    start = msgspec.structs.replace(checkpoint.start, earlier=known)
+    name = f"owners/{start.epoch:010d}.start.json"
+    assert name in checkpoint.files.list("owners/")
+    checkpoint.files.put_bytes(name, encode_start(start))
+    newest = Checkpoint(checkpoint_files(place))
+    newest.claim()
+    assert newest.start.earlier == {**known, start.driver: 1}
 
 
 def test_damaged_newest_manifest_names_the_way_back(checkpoint: Checkpoint) -> None:
