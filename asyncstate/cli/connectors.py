@@ -456,10 +456,12 @@ class FilesSink:
 
 
 class ShownSink:
-    """A sink as ``explain`` needs it: nothing is opened."""
+    """A sink as ``explain`` needs it, to be checked like the sink itself: nothing is opened."""
 
     def __init__(self, sink: Any) -> None:
         self.keys, self._check = getattr(sink, "keys", ()), getattr(sink, "check_changes", None)
+        self.keeps_table = getattr(sink, "keeps_table", False)
+        self.destination = getattr(sink, "destination", None)
 
     def check_changes(self, changes: Any) -> None:
         """As the sink itself does."""

@@ -9,7 +9,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from asyncstate.cli.connectors import ConsoleSink, FilesSink, declare_source, secrets_of, sink_of
+from asyncstate.cli.connectors import (
+    ConsoleSink,
+    FilesSink,
+    ShownSink,
+    declare_source,
+    secrets_of,
+    sink_of,
+)
 from asyncstate.cli.script import Script, read_script
 from asyncstate.errors import SqlError
 from asyncstate.spark.kafka import Debezium, Json
@@ -234,3 +241,24 @@ def test_secrets_are_values_of_secret_options_parts_of_texts_and_variables(
         is_sink=True,
     )
     assert sorted(secrets_of(given).values()) == ["five-5", "four-4", "one-1", "three-3", "two-2"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["(a INT PRIMARY KEY) USING parquet OPTIONS (path 'p')", "(a INT) USING parquet OPTIONS (path 'p')"],
+    ids=["table", "rows"],
+)
+def test_a_sink_that_is_shown_is_compared_as_the_sink_itself(table: str) -> None:
+    given = script(table, is_sink=True)
+    sink = sink_of(given, given.tables[0])
+    shown = ShownSink(sink)
+    assert shown.keys == getattr(sink, "keys", ())
+    assert shown.keeps_table == sink.keeps_table
+    assert shown.destination("t") == sink.destination("t")
+
+
+def test_a_console_that_is_shown_may_be_there_twice() -> None:
+    given = script("(a INT) USING console", is_sink=True)
+    shown = ShownSink(sink_of(given, given.tables[0]))
+    assert not shown.keeps_table
+    assert not callable(shown.destination)
