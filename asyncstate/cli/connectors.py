@@ -38,6 +38,7 @@ _SPARK_FILES: Final = ("orc", "json", "csv")
 _FILES: Final = ("parquet", *_SPARK_FILES)
 _SAME: Final = {"postgres": "postgresql", "files": "filesystem", "print": "console", "mariadb": "mysql"}
 _CLIENT: Final = ("kafka.", "properties.")
+_REGISTRY: Final = "schema.registry."
 _SERVERS: Final = ("servers", "kafka.bootstrap.servers", "properties.bootstrap.servers", "bootstrap.servers")
 _READER: Final = {
     "path": ("path",),
@@ -343,7 +344,10 @@ def _kafka_source(job: StreamingJob, options: _Options) -> None:
     if kind in ("avro", "protobuf") and registry is None:
         options.needed("registry")
     client = dict(options.client)
-    own = {name: client.pop(name) for name in list(client) if name.startswith("schema.registry.")}
+    asked = [name for name in client if name.startswith(_REGISTRY)]
+    if asked and registry is None:
+        raise options.error(f"the option '{asked[0]}' needs the option 'registry'")
+    own = {name.removeprefix(_REGISTRY): client.pop(name) for name in asked}
     pattern = options.text("topic-pattern")
     starting = options.text("starting", "latest")
     job.kafka(

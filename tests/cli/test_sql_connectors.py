@@ -19,7 +19,7 @@ from asyncstate.cli.connectors import (
 )
 from asyncstate.cli.script import Script, read_script
 from asyncstate.errors import SqlError
-from asyncstate.spark.kafka import Debezium, Json
+from asyncstate.spark.kafka import Debezium, Json, SchemaRegistry
 from asyncstate.spark.sinks import (
     AppendSink,
     DeltaTarget,
@@ -262,3 +262,19 @@ def test_a_console_that_is_shown_may_be_there_twice() -> None:
     shown = ShownSink(sink_of(given, given.tables[0]))
     assert not shown.keeps_table
     assert not callable(shown.destination)
+
+
+def test_options_of_a_schema_registry_go_to_its_client() -> None:
+    made = declared(
+        f"""{COLUMNS} WITH ('connector' = 'kafka', 'servers' = 'a:1', 'topic' = 'x', 'format' = 'avro',
+        'schema.registry.url' = 'https://r', 'properties.schema.registry.basic.auth.user.info' = 'u:p',
+        'properties.sasl.username' = 'u')"""
+    )
+    ((_, named),) = made.calls
+    assert named["registry"] == SchemaRegistry("https://r", {"basic.auth.user.info": "u:p"})
+    assert named["options"] == {"sasl.username": "u"}
+    with pytest.raises(SqlError, match="'schema.registry.basic.auth.user.info' needs the option 'registry'"):
+        declared(
+            f"""{COLUMNS} WITH ('connector' = 'kafka', 'servers' = 'a:1', 'topic' = 'x',
+            'properties.schema.registry.basic.auth.user.info' = 'u:p')"""
+        )
