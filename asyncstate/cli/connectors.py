@@ -130,6 +130,11 @@ _OF_FORMATS: Final = {
     "registry": ("json", "debezium", "avro", "protobuf"),
 }
 """Options of Kafka's messages, and the formats that use them."""
+_RAW: Final = {
+    **{"key": "BINARY", "value": "BINARY", "topic": "STRING", "partition": "INT", "offset": "BIGINT"},
+    **{"timestamp": "TIMESTAMP", "timestamptype": "INT"},
+}
+"""The columns of messages as Kafka has them."""
 _STARTING: Final = {"earliest-offset": "earliest", "latest-offset": "latest"}
 _IN_VALUE: Final = re.compile(r"password\s*=\s*('(?:[^'\\]|\\.)*'|[^\s;&]+)|://[^:/@\s]*:([^@/\s]+)@", re.I)
 
@@ -318,6 +323,8 @@ def _kafka_source(job: StreamingJob, options: _Options) -> None:
     ]
     if kind != "raw" and not table.columns:
         raise options.error("messages need the columns of the table, or the option 'format' = 'raw'")
+    if kind == "raw":
+        _check_raw(options)
     for name, formats in _OF_FORMATS.items():
         if name in options.own and kind not in formats:
             option = options.own[name]
@@ -363,6 +370,17 @@ def _kafka_source(job: StreamingJob, options: _Options) -> None:
         options=client,
         **declared,
     )
+
+
+def _check_raw(options: _Options) -> None:
+    """Raise SqlError for a column that Kafka's own messages do not have as declared: nothing would convert it."""
+    for name, kind, _ in options.table.columns:
+        if _RAW.get(name.lower()) != kind.upper():
+            columns = ", ".join(f"{one} {of}" for one, of in _RAW.items())
+            raise options.error(
+                f"column {name} is declared as {kind}, and raw messages have the columns {columns}; leave the columns "
+                "out, and cast them in a view"
+            )
 
 
 # -- sinks -------------------------------------------------------------------------------------------------

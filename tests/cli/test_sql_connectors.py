@@ -278,3 +278,18 @@ def test_options_of_a_schema_registry_go_to_its_client() -> None:
             f"""{COLUMNS} WITH ('connector' = 'kafka', 'servers' = 'a:1', 'topic' = 'x',
             'properties.schema.registry.basic.auth.user.info' = 'u:p')"""
         )
+
+
+def test_raw_messages_have_the_columns_of_kafka() -> None:
+    kafka = "kafka OPTIONS (servers 'a:1', topic 'x', format 'raw')"
+    made = declared(
+        f"(value BINARY, timestamp TIMESTAMP, WATERMARK FOR timestamp AS timestamp) USING {kafka}"
+    )
+    ((arguments, named),) = made.calls
+    assert arguments[3] is None
+    assert named["event_time"] == "timestamp"
+    for column in ("value STRING", "id BIGINT", "offset INT"):
+        with pytest.raises(
+            SqlError, match=f"column {column.split()[0]} .*raw messages have the columns key BINARY"
+        ):
+            declared(f"({column}) USING {kafka}")
