@@ -274,6 +274,32 @@ def test_a_first_micro_batch_that_is_repeated_reads_no_history(asked: Any) -> No
         one.partitions(start, {"a": {"0": 2, "1": 8}})
 
 
+@pytest.mark.parametrize("starting", ["latest", '{"a": {"0": 2, "1": -1}}'])
+def test_a_query_that_begins_at_an_end_begins_with_an_empty_micro_batch(asked: Any, starting: str) -> None:
+    """Spark stores the end of the first micro-batch, and asks for its start again: it would have other messages."""
+    for is_available_now in (False, True):
+        one = reader(startingOffsets=starting)
+        one._brokers = asked(Admin(a=Topic(2)))
+        if is_available_now:
+            one.prepareForTriggerAvailableNow()
+        start = one.initialOffset()
+        assert one.latestOffset(start) == start
+        last = one.latestOffset(start)
+        assert last["a"]["1"] == start["a"]["1"] + (not is_available_now)
+        assert last["a"]["0"] >= start["a"]["0"]
+        later = reader(startingOffsets=starting)  # the query has a checkpoint now
+        later._brokers = one._brokers
+        assert later.latestOffset(start) != start
+
+
+def test_a_query_that_begins_elsewhere_reads_at_once(asked: Any) -> None:
+    for more in ({"startingOffsets": "earliest"}, {"startingOffsets": '{"a": {"0": 2}}'}):
+        one = reader(**more)
+        one._brokers = asked(Admin(a=Topic(1)))
+        start = one.initialOffset()
+        assert one.latestOffset(start) != start
+
+
 @pytest.mark.parametrize("name", ["auto.offset.reset", "enable.auto.commit", "enable.partition.eof"])
 def test_the_client_does_not_decide_what_is_read(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"leave out the client's option {name}"):

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark.kafka.brokers import Brokers, read_range, report_loss
-from asyncstate.spark.kafka.planned_offsets import Range, limited, lost, ranges
+from asyncstate.spark.kafka.planned_offsets import Range, limited, lost, not_before, ranges
 from asyncstate.spark.kafka.source_options import NAME, Offsets, SourceOptions, printable, source_options
 from asyncstate.spark.task_errors import marking
 
@@ -101,6 +101,7 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, schema
         self._initial: Offsets | None = None
         self._first: tuple[Offsets, Offsets] | None = None
+        self._has_begun = False
         self._until: Offsets | None = None
         self._brokers: Brokers | None = None
 
@@ -125,6 +126,13 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets | None = None, limit: Any = None) -> Offsets:  # noqa: N802
         """The offsets up to which the next micro-batch reads; before Spark 4.2 without arguments."""
         with marking(self._options.mark):
+            if start is not None and start == self._initial and not self._has_begun:
+                self._has_begun = True
+                if self._options.begins_at_end:
+                    # Spark stores the end of a micro-batch alone, and asks for the start of the first one again when
+                    # it repeats it. An end moves on, so only an empty one is the same then.
+                    self._until = None if self._until is None else not_before(self._until, start)
+                    return start
             last = self._last() if self._until is None else self._until
             if start is None:
                 return last

@@ -1,6 +1,6 @@
 """Which offsets a micro-batch reads: plain rules over numbers.
 
-Owns: ``limited``, ``ranges``, ``lost``.
+Owns: ``limited``, ``ranges``, ``lost``, ``not_before``.
 Invariant: a range depends on the two offsets alone, so that a replayed micro-batch has the same ranges; the rows of a
 limited micro-batch are at most the limit.
 Must not import pyspark and no client of Kafka.
@@ -75,6 +75,14 @@ def ranges(start: Offsets, end: Offsets) -> list[Range]:
         elif last > first:
             found.append(Range(topic, int(number), first, last))
     return found
+
+
+def not_before(last: Offsets, start: Offsets) -> Offsets:
+    """``last``, with no partition before its offset in ``start``."""
+    return {
+        topic: {number: max(end, start.get(topic, {}).get(number, 0)) for number, end in parts.items()}
+        for topic, parts in last.items()
+    }
 
 
 def lost(start: Offsets, last: Offsets) -> list[str]:

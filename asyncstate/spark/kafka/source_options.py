@@ -71,6 +71,13 @@ class SourceOptions:
     mark: str = ""
 
     @property
+    def begins_at_end(self) -> bool:
+        """Whether a query without a checkpoint begins where a partition ends, which is later each time."""
+        given = {} if isinstance(self.starting, str) else self.starting
+        has_end = self.starting == "latest" or any(LATEST in parts.values() for parts in given.values())
+        return has_end and self.starting_ms is None
+
+    @property
     def place(self) -> str:
         """What is read, as errors name it."""
         named = ", ".join(self.topics or self.assigned or [f"/{self.pattern}/"])
