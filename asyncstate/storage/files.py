@@ -113,7 +113,7 @@ class LocalFiles(CheckpointFiles):
         self.root = Path(root).absolute()
         self.place = self.shown = str(self.root)
         with _explained("create the folder", str(self.root), missing_is_damage=False):
-            _make_folder(self.root)
+            make_folder(self.root)
 
     def put_file(self, local: str | Path, name: str) -> None:
         """Copy a local file in; both it and its name are synced to the disk."""
@@ -200,7 +200,7 @@ class LocalFiles(CheckpointFiles):
                 with contextlib.suppress(OSError):
                     os.unlink(file.name)
                 raise
-            _sync(path.parent)
+            sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -225,9 +225,9 @@ def _new_temporary(folder: Path) -> BinaryIO:
         with contextlib.suppress(
             FileNotFoundError
         ):  # another has deleted the folder's last file, and the folder
-            _make_folder(folder)
+            make_folder(folder)
             return open(temporary, "xb")
-    _make_folder(folder)
+    make_folder(folder)
     return open(temporary, "xb")
 
 
@@ -237,14 +237,14 @@ def _unless_gone(error: OSError) -> None:
         raise error
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents durably: a file in it survives only if they do."""
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
         # Not exist_ok: pathlib then looks for the folder, and fails where another has deleted it since.
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        _sync(folder.parent)
+        sync(folder.parent)
 
 
 def _copy(source: str | Path, target: str | Path) -> None:
@@ -269,7 +269,8 @@ def _copy_range(source: str | Path, target: str | Path) -> None:
             left -= copied
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when the disk has a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

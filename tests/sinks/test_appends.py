@@ -27,7 +27,7 @@ from asyncstate.errors import JobError, OperatorError, SchemaError, StoreError
 from asyncstate.spark.sinks import AppendSink, DeltaTarget, IcebergTarget, ParquetTarget, PostgresTarget
 from tests.sinks.conftest import NUMBERS, made
 from tests.sinks.killed import APPENDED
-from tests.sinks.places import KINDS, SCHEMA, SQL, Place, rows
+from tests.sinks.places import KINDS, SCHEMA, SQL, Place, changes, rows
 
 OTHERS = [kind for kind in KINDS if kind != "kafka"]
 FEW = [HealthCheck.function_scoped_fixture]
@@ -480,3 +480,31 @@ def test_iceberg_tables_that_cannot_be_appended_to_are_named(tmp_path: Path) -> 
             target.check_append(TWO)
         with pytest.raises(SchemaError, match=message):
             target.check(TWO, ("id",))
+
+
+def test_parquet_files_of_a_local_disk_are_synced_as_the_state_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next commit follows them: after a power cut a file is whole, and has its name."""
+    synced, fsync = list[str](), os.fsync
+
+    def watched(descriptor: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        names = f": {', '.join(sorted(os.listdir(place)))}" if place.is_dir() else ""
+        synced.append(f"{place.relative_to(tmp_path)}{names}")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    target = ParquetTarget(str(tmp_path / "log"))
+    assert target.append("w", 0, rows((1, "one", None)))
+    name = "part-w-000000000000.parquet"
+    assert synced == [".: log", f"log/_{name}.unfinished", f"log: {name}"]
+    synced.clear()
+    assert target.write("w", 0, changes([(1, "one", None)]))
+    folder = "log/writer=w/batch=0"
+    assert synced == [
+        f"log: {name}, writer=w",
+        "log/writer=w: batch=0",
+        f"{folder}/_changes.parquet.unfinished",
+        f"{folder}: changes.parquet",
+    ]

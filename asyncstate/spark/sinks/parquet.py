@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from asyncstate.errors import ConfigurationError, SchemaError, StoreError
 from asyncstate.locations import absolute
 from asyncstate.spark.sinks.column_checks import plain
 from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_text
+from asyncstate.storage.files import make_folder, sync
 
 _MARK: Final = b"asyncstate.mark"
 _DIGITS: Final = 12
@@ -180,9 +182,17 @@ def _names(files: fs.FileSystem, root: str, folder: str) -> list[str]:
 
 def _put(files: fs.FileSystem, path: str, rows: pa.Table) -> None:
     """Write a file that appears under its name whole. Until then readers skip it: its name begins with an underscore
-    and does not end in ``.parquet``."""
+    and does not end in ``.parquet``. On a local disk it is synced, as the state is that the job commits next."""
     folder, _, name = path.rpartition("/")
-    files.create_dir(folder)
+    is_local = isinstance(files, fs.LocalFileSystem)
+    if is_local:
+        make_folder(Path(folder))
+    else:
+        files.create_dir(folder)
     unfinished = f"{folder}/_{name}.unfinished"
     pq.write_table(rows, unfinished, filesystem=files)
+    if is_local:
+        sync(Path(unfinished))
     files.move(unfinished, path)
+    if is_local:
+        sync(Path(folder))
