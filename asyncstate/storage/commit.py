@@ -121,9 +121,9 @@ def _put_delta(
 ) -> FileRef:
     """Upload the delta and leave it for the next micro-batch: a small one in memory, another as a file."""
     store, size_bytes, together = lease.store, small_bytes(changes), _together.get()
-    local = lease.kept_folder / Path(name).name
     if size_bytes is None:
         lease.kept_folder.mkdir(exist_ok=True)
+        local = lease.kept_folder / Path(name).name
         delta = write_delta(changes, local, name, store.options)
         files.put_file(local, name)
         return delta
@@ -131,10 +131,11 @@ def _put_delta(
     if together is not None:
         delta = together.add(files, batch_id, data, len(changes))
     else:
-        lease.kept_folder.mkdir(exist_ok=True)
-        local.write_bytes(data)
         files.put_bytes(name, data)
         delta = FileRef(name, len(data), data_checksum(data), len(changes))
+    if together is None or lease.is_copied:  # a copy may outlast the delta in the checkpoint
+        lease.kept_folder.mkdir(exist_ok=True)
+        Path(lease.kept_folder, delta.base_name).write_bytes(data)
     store.next_delta = SmallDelta(delta.name, changes, size_bytes)
     return delta
 

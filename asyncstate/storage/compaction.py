@@ -60,7 +60,8 @@ class CopyRecord(msgspec.Struct, frozen=True):
 
 
 def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaRef] | None:
-    """The deltas of ``base`` that the store of ``slot`` lacks; None if it is not an ancestor of ``base``."""
+    """The deltas of ``base`` that the store of ``slot`` lacks; None if it is not an ancestor of ``base``, or a copy
+    that lacks one which may be nowhere any more: the checkpoint retains those of ``base``."""
     pending = base.pending_after(record.lineage)
     copy = CopyRecord.of(slot) if pending is None else None
     if copy is None or copy.lineage != record.lineage:
@@ -68,7 +69,9 @@ def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaR
     for number, delta in enumerate(copy.deltas, 1):
         later = base.pending_after(delta.lineage)
         if later is not None:
-            return copy.deltas[:number] + later
+            earlier = copy.deltas[:number]
+            at_hand = all(one in base.deltas or (slot.kept / one.file.base_name).exists() for one in earlier)
+            return earlier + later if at_hand else None
     return None
 
 

@@ -64,6 +64,8 @@ class Lease:
         self.cached = cached
         self.kept_folder = slot.kept
         """Where a delta file is kept under its base name, so that the next lease need not fetch it."""
+        self.is_copied = False
+        """Whether a copy of the store is being compacted, or waits to be used: it will need the delta, too."""
         self.scratch_folder = slot.scratch
         """Where ``open_scratch`` creates its store, and where others may store files that go with the lease."""
         self._keep_open = keep_open
@@ -176,8 +178,9 @@ class LocalStores:
                 if was_copy:
                     slot.compacted_marker.unlink(missing_ok=True)
                 self._drop_leftovers(lease, used, is_replaced=was_copy and lease.restored.method in _ON)
+                lease.is_copied = any(other.compacted_marker.exists() for other in used)
                 if lease.store.wants_compacted_copy():
-                    _compact_copy(lease.store, others, base)
+                    lease.is_copied |= _compact_copy(lease.store, others, base)
             except BaseException:
                 slot.drop()
                 raise
@@ -318,14 +321,15 @@ def _distance(slot: Slot, base: RestorePlan) -> tuple[int, int]:
     return (_COPY if slot.compacted_marker.exists() else _ON_THE_WAY), len(pending)
 
 
-def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: RestorePlan) -> None:
-    """Start a background compaction of a copy of the store, unless one is running or waits to be used."""
+def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: RestorePlan) -> bool:
+    """Start a background compaction of a copy of the store, unless one is running or waits to be used; whether there
+    is one now."""
     if any(is_copy(slot, base) for slot in others):
-        return
+        return True
     for slot in sorted(others, key=lambda slot: _distance(slot, base)[0] != _EMPTY):
         if slot.take():
-            copies.begin(rocks, slot, base.lineage)
-            return
+            return copies.begin(rocks, slot, base.lineage)
+    return False
 
 
 def _is_abandoned(slot: Slot) -> bool:

@@ -46,6 +46,11 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     num_entries: int = 0
     offset: int | None = None
 
+    @property
+    def base_name(self) -> str:
+        """The name without folders, under which a worker may keep the file."""
+        return self.name.rpartition("/")[2]
+
 
 class DeltaRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The change of one partition in one micro-batch; ``lineage`` names the content after it."""

@@ -61,7 +61,7 @@ class Fetcher:
             raise CheckpointCorruptionError(f"{error}. {hint}") from error
 
     def _take_kept(self, ref: FileRef, local: Path) -> bool:
-        kept = None if self._kept is None else self._kept / Path(ref.name).name
+        kept = None if self._kept is None else self._kept / ref.base_name
         if kept is None or not kept.exists():
             return False
         try:

@@ -129,6 +129,41 @@ def test_a_copy_outlasts_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert watched.fetched == 0
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["own files", "one file"])
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept here", "gone"])
+def test_a_copy_outlasts_what_the_checkpoint_retains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool, is_kept: bool
+) -> None:
+    """Deltas that the copy lacks are no longer in the checkpoint: it takes those of this machine, or is not used."""
+    may_end = threading.Event()
+    monkeypatch.setattr("asyncstate.storage.compaction._know_checksums", lambda copy: may_end.wait())
+    watched, pool = Watched(tmp_path, 2), StorePool()
+    watched.job = MiniJob(
+        tmp_path, 2, open_stores=pool, together=together
+    )  # small deltas leave no file in a store
+    watched.job.options = LARGE
+    try:
+        for number in range(26):
+            watched.batch(number)
+            watched.job.checkpoint.retain(2)
+    finally:
+        may_end.set()
+        watched.finish_copies()
+    assert len(set(watched.paths)) == 1
+    if not is_kept:
+        for file in tmp_path.glob("local/*/op/0/slot-?/kept/*"):
+            file.unlink()
+    may_end.clear()  # a new copy would not have outlasted anything
+    try:
+        watched.batch(26)  # compares the content
+    finally:
+        may_end.set()
+        watched.finish_copies()
+    assert (watched.paths[-1] != watched.paths[0]) is is_kept
+    assert set(watched.job.ways[1:]) == {"advanced", "kept"}
+    pool.close()
+
+
 def test_without_a_free_slot_the_store_is_merged_itself_above_the_limit(job: MiniJob, tmp_path: Path) -> None:
     job.options = replace(LARGE, sorted_runs_limit=8)
     job.stores = LocalStores(tmp_path / "local", "job", job.files, slots_max=1)
