@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from pyspark.sql import SparkSession
 
 from asyncstate.spark.kafka import read_kafka
-from bench.frame import ROOT, Report, Rounds, Row, Side, WrongResult, benchmark, costs, sides, turns
+from bench.frame import ROOT, Report, Rounds, Row, WrongResult, benchmark, costs, sides, turns
 from bench.processor_time import Spent
 from bench.session import session
 
@@ -42,7 +43,7 @@ def fill(servers: str, messages: int) -> str:
     return topic
 
 
-def seconds(spark: SparkSession, servers: str, topic: str, connector: Any, messages: int) -> Spent:
+def seconds(spark: SparkSession, servers: str, topic: str, messages: int, connector: Any, _: object) -> Spent:
     """The time of the micro-batches of one query over the whole topic."""
     df = read_kafka(spark, servers, topic, starting="earliest", connector=connector)
     took: list[tuple[int, float]] = []
@@ -61,12 +62,8 @@ def seconds(spark: SparkSession, servers: str, topic: str, connector: Any, messa
 
 
 def measure(spark: SparkSession, servers: str, count: int, rounds: int, connectors: list[str]) -> list[Row]:
-    topic = fill(servers, count)
-
-    def side(name: str) -> Side:
-        return lambda _: seconds(spark, servers, topic, _CONNECTORS[name], count)
-
-    spent = turns({name: side(name) for name in connectors}, rounds)
+    given = spark, servers, fill(servers, count), count
+    spent = turns({name: partial(seconds, *given, _CONNECTORS[name]) for name in connectors}, rounds)
     return sides(spent, count, connectors[0], speed=True)
 
 

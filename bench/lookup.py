@@ -7,8 +7,7 @@ however many there are; both modes ask for the same keys, which they have not as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import Annotated
@@ -18,7 +17,7 @@ import typer
 
 from asyncstate.lookups import HttpLookup
 from asyncstate.testing import OperatorHarness
-from bench.frame import CaseError, Report, Rounds, Row, benchmark, costs, serving, sides, turns
+from bench.frame import CaseError, Report, Rounds, Row, Side, benchmark, costs, serving, sides, turns
 from bench.processor_time import Clocks, Spent
 from operators import LookupJoin
 
@@ -27,31 +26,19 @@ FOUND = pa.schema([("name", pa.string())])
 _BODY = b'[{"name":"x"}]'
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
 _ANSWER = _HEAD + b"%d\r\n\r\n%s" % (len(_BODY), _BODY)
-_END = b"\r\n\r\n"
-
-
-class _Service(asyncio.Protocol):
-    """Answers every request ``latency`` seconds after its head has come."""
-
-    def __init__(self, latency: float) -> None:
-        self.latency, self.given = latency, b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        *requests, self.given = (self.given + data).split(_END)
-        for _ in requests:
-            asyncio.get_running_loop().call_later(self.latency, self.transport.write, _ANSWER)
 
 
 def _serve(line: Connection, latency: float) -> None:
-    """Say the port, then answer until the process is killed."""
+    """Say the port, then answer each request ``latency`` seconds after its head, until the process is killed."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # at the end of the connection
+            while await reader.readuntil(b"\r\n\r\n"):
+                await asyncio.sleep(latency)
+                writer.write(_ANSWER)
 
     async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Service(latency), "127.0.0.1", 0, backlog=1000)
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=1000)
         line.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -62,7 +49,7 @@ def measure(line: Connection, keys: int, rounds: int) -> list[Row]:
     address = f"http://127.0.0.1:{line.recv()}"
     with ExitStack() as open_:
 
-        def side(enabled: bool) -> Callable[[int], Spent]:
+        def side(enabled: bool) -> Side:
             join = LookupJoin(HttpLookup(address + "/{0}"), FOUND)
             harness = OperatorHarness(join, ROWS, ["k"], async_enabled=enabled, changelog=False)
             open_.enter_context(harness)

@@ -7,7 +7,9 @@ tables are compared in the end.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = "id bigint PRIMARY KEY, customer text, amount bigint, total double precision"
 Rows = list[Row]
+Given = tuple[int, DataFrame]  # a micro-batch and its number
 _BY_HAND = "COPY and merge by hand"
 
 
@@ -44,7 +47,8 @@ def changes_of(number: int, keys: int, seed: int) -> pa.Table:
     return pa.table(columns)
 
 
-def by_hand(database: psycopg.Connection, table: str, rows: pa.Table) -> None:
+def by_hand(database: psycopg.Connection, table: str, given: Given) -> None:
+    rows = given[1].toArrow()
     written = rows.append_column("gone", pc.equal(rows["row_kind"], "-D")).drop_columns(["row_kind"])
     buffer = io.BytesIO()
     csv.write_csv(written, buffer, csv.WriteOptions(include_header=False))
@@ -65,10 +69,7 @@ def measure(conninfo: str, keys: int, rounds: int, seed: int, of: Callable[[pa.T
     """Rows as Spark has them, brought over and written, in turns."""
     import psycopg
 
-    def drawn() -> Iterator[tuple[int, DataFrame]]:
-        for number in range(rounds + 1):
-            yield number, of(changes_of(number, keys, seed))
-
+    drawn = ((number, of(changes_of(number, keys, seed))) for number in count())
     with psycopg.connect(conninfo) as database:
         database.execute("DROP TABLE IF EXISTS by_us, by_hand, asyncstate_batches")
         for table in ("by_us", "by_hand"):
@@ -76,14 +77,11 @@ def measure(conninfo: str, keys: int, rounds: int, seed: int, of: Callable[[pa.T
         database.commit()
         target = PostgresTarget(conninfo, "by_us")
 
-        def ours(given: tuple[int, DataFrame]) -> None:
+        def ours(given: Given) -> None:
             write_upserts(*given, "id", target)
 
-        def hand(given: tuple[int, DataFrame]) -> None:
-            by_hand(database, "by_hand", given[1].toArrow())
-
-        ways: dict[str, Side] = {"write_upserts": ours, _BY_HAND: hand}
-        spent = turns(ways, rounds, drawn(), clocks=TreeClocks)
+        ways: dict[str, Side] = {"write_upserts": ours, _BY_HAND: partial(by_hand, database, "by_hand")}
+        spent = turns(ways, rounds, drawn, clocks=TreeClocks)
         differing = "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"
         if database.execute(differing).fetchone() is not None:
             raise WrongResult("the two tables differ")

@@ -6,9 +6,9 @@ Invariant: a ratio is a median over rounds, of two runs that followed each other
 from __future__ import annotations
 
 import gc
-import importlib
 import multiprocessing
 import os
+import pkgutil
 import statistics
 import subprocess
 import sys
@@ -23,8 +23,6 @@ import msgspec
 
 from bench.processor_time import Clocks, Spent
 
-__all__ = ["LAST_WORDS", "ROOT", "CaseError", "Ratio", "Side", "WrongResult", "in_turns", "isolated"]
-__all__ += ["medians", "ratio", "reason", "serving", "stamp", "turns"]
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 2_000
 _TIMEOUT_S = 4 * 3_600
@@ -154,10 +152,7 @@ def serving(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]
 
 def main(what: str, name: str) -> None:
     """Call the function that ``what`` names with what is in the folder; leave the result there."""
-    module, _, function_name = what.partition(":")
-    function = getattr(importlib.import_module(module), function_name)
-    hints = get_type_hints(function)
-    hints.pop("return")
-    given = msgspec.json.decode((Path(name) / "given").read_bytes())
-    arguments = [msgspec.convert(value, kind) for value, kind in zip(given, hints.values(), strict=False)]
-    (Path(name) / "found").write_bytes(msgspec.json.encode(function(*arguments)))
+    function, folder = pkgutil.resolve_name(what), Path(name)
+    *kinds, _ = get_type_hints(function).values()  # the last one is of the result
+    given = msgspec.json.decode((folder / "given").read_bytes())
+    (folder / "found").write_bytes(msgspec.json.encode(function(*map(msgspec.convert, given, kinds))))

@@ -43,9 +43,8 @@ def environment(library: Path, folder: Path, latency_us: int) -> dict[str, str]:
 
 def reads() -> int | None:
     """Reads of tables in this process so far; None in a process without the shim."""
-    try:
-        counter = ctypes.CDLL(None).slowread_count
-    except AttributeError:
+    counter = getattr(ctypes.CDLL(None), "slowread_count", None)
+    if counter is None:
         return None
     counter.restype = ctypes.c_long
     return int(counter())
