@@ -61,13 +61,9 @@ def _both(first: int | None, place: Place, _: Size) -> Side:
     return place.filled(made.CountBoth(first), 0, made.both_inputs, [INPUT, INPUT])
 
 
-def _in_order(make: Make, place: Place, size: Size) -> Side:
-    return made.in_order(place.job(make(), made.TIMED), size.seed)
-
-
 def _matches(name: str, make: Make) -> Case:
     """Rows that Match finds nothing in, or little, against the same rows in their order and nothing else."""
-    return Case(name, 1.5, partial(_in_order, TemporalSort), partial(_in_order, make))
+    return Case(name, 1.5, partial(made.in_order, TemporalSort), partial(made.in_order, make))
 
 
 CASES: Mapping[str, Sequence[Case]] = {
@@ -77,7 +73,7 @@ CASES: Mapping[str, Sequence[Case]] = {
         Case(
             "ColumnMapState",
             2.0,
-            lambda place, size: Floor(place.folder, made.packed_pairs).fill(size.state).bundle,
+            lambda place, size: Floor(place.folder, made.pair_keys).fill(size.state).bundle,
             lambda place, size: place.filled(made.CountPerPair(), size.state, made.pair_rows),
         )
     ],

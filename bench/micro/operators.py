@@ -16,7 +16,9 @@ from asyncstate.futures import combine_all
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
 from asyncstate.state import ColumnMapStateDescriptor, Columns, ColumnStateDescriptor, ValueStateDescriptor
-from bench.job import INPUT, Job, batches, sliced
+from bench.frame import Side
+from bench.job import INPUT, batches, sliced
+from bench.micro.sides import Place, Size, packed
 from bench.processor_time import Clocks, Spent
 from operators import Match, last
 
@@ -67,12 +69,8 @@ def pair_rows(pairs: np.ndarray) -> list[pa.RecordBatch]:
     return sliced(INPUT.schema, *np.divmod(pairs, VALUES_A_KEY), rows=len(pairs))
 
 
-def packed_pairs(pairs: np.ndarray) -> list[bytes]:
-    columns = [("group", ">u2"), ("state", "u1"), ("key", ">i8"), ("value", ">i8")]
-    matrix = np.zeros(len(pairs), np.dtype(columns))
-    matrix["key"], matrix["value"] = np.divmod(pairs, VALUES_A_KEY)
-    packed: list[bytes] = matrix.view("V19").tolist()
-    return packed
+def pair_keys(pairs: np.ndarray) -> list[bytes]:
+    return packed(*np.divmod(pairs, VALUES_A_KEY))
 
 
 async def _answer(key: int) -> int:
@@ -153,9 +151,9 @@ MATCHES: dict[str, Callable[[], Operator]] = {
 }
 
 
-def in_order(job: Job, seed: int) -> Callable[[np.ndarray], Spent]:
+def in_order(make: Callable[[], Operator], place: Place, size: Size) -> Side:
     """A side over rows of given keys; each micro-batch is a second of event time, at whose end all its rows are due."""
-    random = np.random.default_rng(seed)
+    job, random = place.job(make(), TIMED), np.random.default_rng(size.seed)
 
     def run(keys: np.ndarray) -> Spent:
         start = job.batch_id * _SECOND
