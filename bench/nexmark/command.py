@@ -22,8 +22,7 @@ from pyspark.sql import SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Figure, Report, Row, columns, in_turns
-from bench.frame.report import Cores, Seed, benchmark, chosen
+from bench.frame import Cores, Figure, Report, Row, Seed, benchmark, chosen, columns, in_turns
 from bench.nexmark import generator, oracle
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.generator import EventFiles, GeneratorConfig, file_stream, narrow
@@ -83,7 +82,6 @@ class NexmarkRunner:
         self._config = GeneratorConfig(seed=settings.seed)
         temporary = str(settings.folder / "duckdb")
         self._duckdb = duckdb.connect(config={"threads": settings.cores, "temp_directory": temporary})
-        self._expected: set[str] = set()
         self._source: EventFiles | None = None
         self._warm_up: EventFiles | None = None
 
@@ -178,9 +176,7 @@ class NexmarkRunner:
         return declare(query, job.source("events", narrow(events, QUERIES[query])))
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
-        if query not in self._expected:
-            self._duckdb.execute(f"CREATE OR REPLACE TEMP TABLE expected_{query} AS {QUERIES[query].sql}")
-            self._expected.add(query)
+        self._duckdb.execute(f"CREATE TEMP TABLE IF NOT EXISTS expected_{query} AS {QUERIES[query].sql}")
         return compare(self._duckdb, f"SELECT * FROM expected_{query}", sink)
 
 
@@ -225,9 +221,7 @@ def nexmark(
     queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
     enabled: Annotated[str, typer.Option("--async-state.enabled", help="true, false or both.")] = "both",
-    micro_batch_events: Annotated[
-        int | None, typer.Option(min=1, help="Of a micro-batch; else a tenth.")
-    ] = None,
+    micro_batch_events: Annotated[int | None, typer.Option(min=1, help="By default a tenth.")] = None,
     cores: Cores = 2,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Runs, alternating; shown is the median one.")] = 1,
