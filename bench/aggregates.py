@@ -6,7 +6,8 @@ turns, each with a job of its own over the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,12 +150,8 @@ def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
 def means(folder: Path, mode: str, keys: int, rows_a_key: int, rounds: int, seed: int) -> list[Row]:
     jobs = {name: _job(folder / name, make, mode) for name, make in WAYS.items()}
     random, each = np.random.default_rng(seed), np.repeat(np.arange(keys), rows_a_key)
-
-    def drawn() -> Iterator[list[pa.RecordBatch]]:
-        while True:
-            yield _batch(random.permutation(each), random.integers(0, 1000, len(each)))
-
-    spent = turns({name: job.timed for name, job in jobs.items()}, rounds, drawn())
+    drawn = (_batch(random.permutation(each), random.integers(0, 1000, len(each))) for _ in repeat(None))
+    spent = turns({name: job.timed for name, job in jobs.items()}, rounds, drawn)
     return sides(spent, len(each), next(iter(WAYS)), group=f"a mean, {mode}")
 
 

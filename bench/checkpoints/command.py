@@ -36,8 +36,7 @@ from asyncstate.spark import MicroBatch
 from asyncstate.storage import RocksDBStore
 from bench.checkpoints import driven
 from bench.checkpoints.driven import SNAPSHOT_INTERVAL, DrivenJob, fill_keys, instead, settings
-from bench.frame import Report, Row, WrongResult, columns, medians, ratio, turns
-from bench.frame.report import Seed, benchmark, chosen
+from bench.frame import Report, Row, Seed, WrongResult, benchmark, chosen, columns, medians, ratio, turns
 from bench.job import Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks, Spent, TreeClocks
 from bench.session import JobSide, session

@@ -34,8 +34,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
-from bench.frame import Report, Row, columns, in_turns, serving
-from bench.frame.report import Cores, benchmark, chosen, numbers
+from bench.frame import Cores, Report, Row, benchmark, chosen, columns, in_turns, numbers, serving
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf

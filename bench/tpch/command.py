@@ -16,8 +16,7 @@ import typer
 from pyspark.sql import SparkSession
 
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Report, Row, WrongResult, columns, medians, turns
-from bench.frame.report import Cores, benchmark, chosen, times
+from bench.frame import Cores, Report, Row, WrongResult, benchmark, chosen, columns, medians, times, turns
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
 from bench.session import batch_seconds, changelog_writer, files_stream, run_to_end, session
