@@ -76,11 +76,8 @@ def measure(conninfo: str, keys: int, rounds: int, seed: int, of: Callable[[pa.T
             database.execute(f"CREATE TABLE {table} ({_COLUMNS})")
         database.commit()
         target = PostgresTarget(conninfo, "by_us")
-
-        def ours(given: Given) -> None:
-            write_upserts(*given, "id", target)
-
-        ways: dict[str, Side] = {"write_upserts": ours, _BY_HAND: partial(by_hand, database, "by_hand")}
+        ways: dict[str, Side] = {"write_upserts": lambda given: write_upserts(*given, "id", target)}
+        ways[_BY_HAND] = partial(by_hand, database, "by_hand")
         spent = turns(ways, rounds, drawn, clocks=TreeClocks)
         differing = "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"
         if database.execute(differing).fetchone() is not None:

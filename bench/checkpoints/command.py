@@ -18,7 +18,6 @@ import statistics
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +36,7 @@ from asyncstate.storage import RocksDBStore
 from bench.checkpoints import driven
 from bench.checkpoints.driven import SNAPSHOT_INTERVAL, DrivenJob, fill_keys, instead, settings
 from bench.frame import Report, Row, Seed, WrongResult, benchmark, chosen, columns, medians, ratio, turns
-from bench.job import Job, batches, count_and_sum, draws
+from bench.job import MODES, Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks, Spent, TreeClocks
 from bench.session import JobSide, session
 
@@ -164,24 +163,19 @@ COMMITS_NOTE = (
 
 
 def commit_cost(
-    folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
+    folder: Path, mode: str, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
 ) -> list[Row]:
     """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
-    whole = DrivenJob(folder / "with", settings(folder / "with", enabled))
-    bare = Job(folder / "without", count_and_sum(), settings(folder / "without", enabled))
-    snapshots: list[bool] = []
-
-    def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
-        with driven.without_checkpoint():
-            bare.run(rows)
-
+    whole = DrivenJob(folder / "with", settings(folder / "with", mode))
+    bare = Job(folder / "without", count_and_sum(), settings(folder / "without", mode))
+    run_bare, snapshots = driven.without_checkpoint()(bare.run), list[bool]()
     whole.fill(state_keys)
     for keys in fill_keys(state_keys):
         run_bare(batches(keys))
     sides = {"with": lambda rows: snapshots.append(whole.snapshot_with(rows)), "without": run_bare}
     spent = turns(sides, rounds, map(batches, draws(state_keys, changed, seed)), warm_up=_WARM_UP)
     facts = {"changed_keys": changed, "state_keys": state_keys, "aim": aim}
-    return [commit_row("async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts)]
+    return [commit_row(mode, spent, snapshots[_WARM_UP:], facts)]
 
 
 def commit_row(name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[bool], facts: Facts) -> Row:
@@ -301,41 +295,18 @@ def _tables(job: DrivenJob) -> set[str]:
     return {file.name for local, file in job.snapshot_files.items() if local.endswith(".sst")}
 
 
-_LONG_RUN = 5  # how often a long run changes each key, on average
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much to measure; keys a partition. ``commit_changed``: the first number has an aim. ``long_states`` are run
-    with ``long_changed`` keys until each key has been changed ``_LONG_RUN`` times on average."""
-
-    commit_state: int = 1_000_000
-    commit_changed: tuple[int, ...] = (100_000, 10_000)
-    commit_rounds: int = 30
-    recovery_state: int = 5_000_000
-    recovery_changed: int = 100_000
-    recovery_rounds: int = 3
-    bytes_state: int = 1_000_000
-    bytes_changed: tuple[int, ...] = (1_000, 10_000, 100_000)
-    bytes_states: tuple[int, ...] = (100_000, 1_000_000, 5_000_000)
-    bytes_batches: int = 60
-    long_states: tuple[int, ...] = (10_000, 100_000, 300_000)
-    long_changed: int = 1_000
-
-    def planned(self) -> Iterator[tuple[str, int, int, int]]:
-        """Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten; and keys in
-        the state, changed keys and micro-batches of each count of bytes."""
-        middle = self.bytes_changed[len(self.bytes_changed) // 2]
-        for changed in self.bytes_changed:
-            yield "changed keys", self.bytes_state, changed, self.bytes_batches
-        for state in self.bytes_states:
-            yield "state", state, middle, self.bytes_batches
-        for state in self.long_states:
-            batches = max(_LONG_RUN * state // self.long_changed, self.bytes_batches)
-            yield "long run", state, self.long_changed, batches
-
-
-TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000), 10, (500,), 100)
+# Of bytes, by what grows: keys in the state, changed keys and micro-batches of each count. In a long run each key
+# changes five times on average, so that the whole state is rewritten.
+SERIES = {
+    "changed keys": [(1_000_000, 1_000, 60), (1_000_000, 10_000, 60), (1_000_000, 100_000, 60)],
+    "state": [(100_000, 10_000, 60), (1_000_000, 10_000, 60), (5_000_000, 10_000, 60)],
+    "long run": [(10_000, 1_000, 60), (100_000, 1_000, 500), (300_000, 1_000, 1_500)],
+}
+TINY_SERIES = {
+    "changed keys": [(1_000, 10, 10), (1_000, 100, 10)],
+    "state": [(1_000, 100, 10), (4_000, 100, 10)],
+    "long run": [(500, 100, 25)],
+}
 
 
 @benchmark()
@@ -347,24 +318,23 @@ def checkpoints(
     seed: Seed = 1,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
-    much = TINY if report.tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
     parts = chosen(part, ("commits", "recovery", "bytes"), "--part")
     if "commits" in parts:
-        report.section(f"Commits, {much.commit_state:,} keys a partition", COMMITS, COMMITS_NOTE)
-        for number, changed in enumerate(much.commit_changed):
-            for mode, enabled in (("sync", False), ("async", True)):
+        state, changes = (2_000, (500,)) if report.tiny else (1_000_000, (100_000, 10_000))
+        pairs = 10 if report.tiny else rounds or 30
+        report.section(f"Commits, {state:,} keys a partition", COMMITS, COMMITS_NOTE)
+        for changed, aim in zip(changes, (COMMITS_AIM, None), strict=False):
+            for mode in MODES:
                 place = report.folder / f"commits-{changed}-{mode}"
-                size = much.commit_state, changed, much.commit_rounds, seed
-                report.case(mode, commit_cost, place, enabled, *size, None if number else COMMITS_AIM)
+                report.case(mode, commit_cost, place, mode, state, changed, pairs, seed, aim)
                 shutil.rmtree(place, ignore_errors=True)
         if spark:
-            size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
-            report.case("on Spark", spark_commit_cost, report, *size)
+            report.case("on Spark", spark_commit_cost, report, state, changes[0], pairs, seed)
     if "recovery" in parts:
-        title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {DELTAS} deltas of "
-        report.section(f"{title}{much.recovery_changed:,} keys", RECOVERY, RECOVERY_NOTE)
-        size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
-        report.case("recovery", recovery, report, *size)
+        size = (3_000, 200, 1) if report.tiny else (5_000_000, 100_000, 3)
+        title = f"Recovery of {size[0]:,} keys: a snapshot and {DELTAS} deltas of {size[1]:,} keys"
+        report.section(title, RECOVERY, RECOVERY_NOTE)
+        report.case("recovery", recovery, report, *size, seed)
     if "bytes" in parts:
         report.section("Bytes in the checkpoint", BYTES, BYTES_NOTE)
 
@@ -376,6 +346,7 @@ def checkpoints(
         def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> list[Row]:
             return [Row(name=name, group=series, facts=counted(*size))]
 
-        for series, state, changed, micro_batches in much.planned():
-            name = f"{changed:,} of {state:,} keys, {micro_batches} times"
-            report.case(name, bytes_of, series, name, (state, changed, micro_batches), group=series)
+        for series, sizes in (TINY_SERIES if report.tiny else SERIES).items():
+            for each in sizes:
+                name = "{1:,} of {0:,} keys, {2} times".format(*each)
+                report.case(name, bytes_of, series, name, each, group=series)

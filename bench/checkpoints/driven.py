@@ -36,10 +36,10 @@ SNAPSHOT_INTERVAL: Final = 10
 """The default of micro-batches that change much: it is fixed here, so that those of any size can be compared."""
 
 
-def settings(folder: Path, enabled: bool = False, snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
+def settings(folder: Path, mode: str = "sync", snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
     """Configuration of a job below ``folder``; all that cannot be given here has its default."""
     own = {"checkpoint-dir": str(folder / "checkpoint"), "snapshot-interval": snapshot_interval}
-    return config_of("async" if enabled else "sync", own)
+    return config_of(mode, own)
 
 
 def fill_keys(state_keys: int) -> list[np.ndarray]:

@@ -29,8 +29,8 @@ _TIMEOUT_S = 4 * 3_600
 _CHILD = "import sys; from bench.frame.measure import main; main(*sys.argv[1:])"
 T = TypeVar("T")
 
-Side = Callable[[Any], Spent | None]
-"""Does one round's work; may say itself what it took, where not all of the call counts."""
+Side = Callable[[Any], object]
+"""Does one round's work; may return what it has ``Spent``, where not all of the call counts."""
 
 
 class CaseError(Exception):
@@ -68,7 +68,7 @@ def turns(
             gc.collect()
             started = clocks()
             said = sides[name](this)
-            spent[name].append(said or started.spent())
+            spent[name].append(said if isinstance(said, Spent) else started.spent())
     return {name: found[warm_up:] for name, found in spent.items()}
 
 
