@@ -27,7 +27,7 @@ from asyncstate.runtime import read_state
 from bench.frame import Report, Row, Side, WrongResult, columns, ratio, turns
 from bench.frame.report import Rounds, benchmark, figure, numbers
 from bench.job import INPUT, MODES, Job, batches, count_and_sum, sliced
-from bench.micro.operators import CountPerKey
+from bench.micro.command import CountPerKey
 from bench.processor_time import Clocks, Spent
 from operators import GroupAggregate, count, max_, sum_
 

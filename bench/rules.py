@@ -26,7 +26,7 @@ from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Ratio, Report, Rounds, Row, Side, benchmark, chosen, columns, figure, ratio, turns
 from bench.job import MODES, batches, count_and_sum, last_row
-from bench.micro.operators import CountPerKey, CountPerPair
+from bench.micro.command import CountPerKey, CountPerPair
 from bench.micro.sides import Place
 from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
