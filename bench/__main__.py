@@ -35,8 +35,6 @@ COMMANDS = {
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that are imported when they are asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 

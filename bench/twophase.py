@@ -37,10 +37,8 @@ _COLUMNS = columns("""
     two time: two_ratio as times drawn; two CPU: two_cpu as times; auto time: auto_ratio as times drawn
     auto CPU: auto_cpu as times; auto on: auto_local as percent
 """)
-_NOTE = (
-    "rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator; then what "
-    "one phase takes by what the others do; on: how often auto took two"
-)
+_NOTE = """rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator;
+then what one phase takes by what the others do; on: how often auto took two"""
 
 
 class Case(NamedTuple):

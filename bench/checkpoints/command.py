@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,11 +51,9 @@ RECOVERY = columns("""
     replay /read: open_ratio as times drawn; batch s: first_batch_s; CPU s: first_batch_cpu_s
     replay /batch: first_batch_ratio as times drawn; aim: aim as times
 """)
-RECOVERY_NOTE = (
-    "replay, most favourable to it: the operator alone over all micro-batches that made the state, without reading "
-    "the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page cache; "
-    "until a first read, and until a first micro-batch is done and the store released."
-)
+RECOVERY_NOTE = """replay, most favourable to it: the operator alone over all micro-batches that made the state,
+without reading the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page
+cache; until a first read, and until a first micro-batch is done and the store released."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -155,11 +154,9 @@ COMMITS = columns("""
     over plain: plain as percent drawn; over snap: snapshot as percent; over mean: every as percent drawn
     aim: aim as {:.0%}
 """)
-COMMITS_NOTE = (
-    "without: the same micro-batch, its changes written to a sorted file and ingested by the local store; no file in "
-    "the checkpoint, no checksums, no sync, no snapshot, no manifest. over: what a checkpoint adds, medians of the "
-    "pairs without a snapshot, of those with one, and the mean over a snapshot interval."
-)
+COMMITS_NOTE = """without: the same micro-batch, its changes written to a sorted file and ingested by the local store;
+no file in the checkpoint, no checksums, no sync, no snapshot, no manifest. over: what a checkpoint adds, medians of the
+pairs without a snapshot, of those with one, and the mean over a snapshot interval."""
 
 
 def commit_cost(
@@ -184,10 +181,8 @@ def commit_row(name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[
     found = dict(facts)
     found["without_s"], found["without_cpu_s"] = medians(spent["without"], scale=1)
     for which, kind in ((False, "plain"), (True, "snapshot")):
-        mine, others = (
-            [each for each, snapshot in zip(spent[side], snapshots, strict=True) if snapshot == which]
-            for side in ("with", "without")
-        )
+        these = [snapshot == which for snapshot in snapshots]
+        mine, others = (list(compress(spent[side], these)) for side in ("with", "without"))
         found[f"{kind}_s"], found[f"{kind}_cpu_s"] = medians(mine, scale=1)
         by, cpu = ratio(mine, others), ratio(mine, others, cpu=True)
         found[kind] = by and by.value - 1
@@ -252,11 +247,9 @@ BYTES = columns("""
     if whole: whole_bytes as kib drawn; driver: driver_bytes as kib; re- writes: rewrites
     snap- shots: snapshots
 """)
-BYTES_NOTE = (
-    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would take if "
-    "each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start "
-    "the state is one sorted run; in a long run each key is changed five times on average."
-)
+BYTES_NOTE = """KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would
+take if each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start
+the state is one sorted run; in a long run each key is changed five times on average."""
 
 
 def checkpoint_bytes(folder: Path, keys: int, changed: int, batches_min: int, seed: int) -> dict[str, float]:

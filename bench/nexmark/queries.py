@@ -22,7 +22,7 @@ from asyncstate.dataflow import Stream
 from asyncstate.lookups import TableLookup
 from asyncstate.spark import StreamingJob
 from bench.nexmark.generator import narrow
-from bench.nexmark.oracle import EVENT_KINDS, QUERIES, SHARED, read_queries
+from bench.nexmark.oracle import EVENT_KINDS, QUERIES, RANKS, SHARED, read_queries
 
 Plan = Callable[[Stream], Stream]  # from the events, narrowed to what the query needs, to its changelog
 
@@ -86,7 +86,6 @@ _AT: dict[str, Any] = {**_DELAY, "event_time": "at"}
 _MILLISECOND = "date_trunc('millisecond', dateTime)"
 KIND = "row_kind"
 _DAY_TEXT = "date_format(day, 'yyyy-MM-dd')"
-RANKS = {"rank1": "price < 10000", "rank2": "price >= 10000 AND price < 1000000", "rank3": "price >= 1000000"}
 
 
 def q3(events: Stream) -> Stream:

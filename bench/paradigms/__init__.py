@@ -203,11 +203,10 @@ class Independent(Paradigm):
     rejected = (Rejected("one_after_the_other", right=True),)
 
     def open(self, context: OperatorContext) -> None:
-        number = pa.int64()
-        self.seen: ValueState[int] = context.get_state(ValueStateDescriptor("seen", number))
-        self.total: ValueState[int] = context.get_state(ValueStateDescriptor("total", number))
-        self.by_x: MapState[int, int] = context.get_state(MapStateDescriptor("by_x", number, number))
-        self.by_y: MapState[int, int] = context.get_state(MapStateDescriptor("by_y", number, number))
+        self.seen: ValueState[int] = context.get_state(ValueStateDescriptor("seen", pa.int64()))
+        self.total: ValueState[int] = context.get_state(ValueStateDescriptor("total", pa.int64()))
+        self.by_x: MapState[int, int] = context.get_state(MapStateDescriptor("by_x", pa.int64(), pa.int64()))
+        self.by_y: MapState[int, int] = context.get_state(MapStateDescriptor("by_y", pa.int64(), pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
         if row.y == 0:
@@ -303,9 +302,8 @@ class Combined(Paradigm):
     rejected = (Rejected("second_read_behind_the_first", right=True), Rejected("gets_too_early", right=False))
 
     def open(self, context: OperatorContext) -> None:
-        number = pa.int64()
-        self.first: ValueState[int] = context.get_state(ValueStateDescriptor("first", number))
-        self.second: ValueState[int] = context.get_state(ValueStateDescriptor("second", number))
+        self.first: ValueState[int] = context.get_state(ValueStateDescriptor("first", pa.int64()))
+        self.second: ValueState[int] = context.get_state(ValueStateDescriptor("second", pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
         first = (self.first.value() or 0) + row.x

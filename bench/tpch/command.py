@@ -24,16 +24,15 @@ from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
 
 Rows = Iterator[Row]
 Facts = dict[str, Any]
+_MODE = "--async-state.enabled/--no-async-state.enabled"
 _WARM_UP = 1  # micro-batches of changes that are not measured, and runs of the batch engine
 _COLUMNS = columns("""
     first s: first_s; kept ms: kept_s as ms; CPU ms: kept_cpu_s as ms; again ms: again_s as ms
     CPU ms: again_cpu_s as ms; times quicker: quicker as times drawn; by CPU: quicker_cpu as times
     changed rows: changed_rows as short; result rows: result_rows as short; state MiB: state_bytes as mib
 """)
-_NOTE = (
-    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; again: the "
-    "same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
-)
+_NOTE = """first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit;
+again: the same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"""
 
 
 @benchmark(scale=0.001, batches=1, names="q1,q4,q22")
@@ -44,9 +43,7 @@ def tpch(
     batches: Annotated[int, typer.Option(min=1, help="Measured micro-batches, after two others.")] = 3,
     share: Annotated[float, typer.Option(min=1e-5, max=0.2, help="Of rows, what each changes.")] = 0.01,
     cores: Cores = 2,
-    async_enabled: Annotated[
-        bool, typer.Option("--async-state.enabled/--no-async-state.enabled", help="Async state, or sync.")
-    ] = True,
+    async_enabled: Annotated[bool, typer.Option(_MODE, help="Async state, or sync.")] = True,
 ) -> None:
     """Keep the queries of TPC-H up to date, and compare with computing each of them again by Spark."""
     texts = queries({"q11": {"share": f"{0.0001 / scale:.10f}"}})
