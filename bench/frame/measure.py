@@ -129,6 +129,15 @@ def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[s
         return result
 
 
+def output_of(name: str, *command: str) -> str:
+    """What a command puts out. Raises CaseError with the end of what it said if it fails."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-LAST_WORDS:].strip()
+        raise CaseError(f"{name} ended with {done.returncode}; the end of its output:\n{said}")
+    return done.stdout
+
+
 def stamp(path: Path, number: int) -> None:
     """Make ``path`` file ``number`` for a file stream, which orders by modification time; in steps of a second, since
     some file systems keep no less."""

@@ -30,7 +30,7 @@ from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
-from bench.frame import CANNOT_RUN, Report, Rounds, Row, Seed, benchmark, chosen, columns, medians
+from bench.frame import CaseError, Report, Rounds, Row, Seed, benchmark, chosen, columns, medians
 from bench.job import MODES, Job, config_of, count_and_sum, last_row, sliced
 from bench.paradigms import PARADIGMS, Form, Paradigm
 from bench.processor_time import Spent
@@ -299,7 +299,7 @@ def slow_disk(
     report.section(f"{records:,} records on {state_keys:,} keys, medians of {rounds}", COLUMNS)
     run(report, names, places, min(300, records), (state_keys, records, rounds, seed))
     if not report.rows:
-        raise typer.Exit(CANNOT_RUN)
+        raise CaseError("nothing could be measured on these devices")
 
 
 def run(
@@ -310,7 +310,7 @@ def run(
     library = None
     try:
         library = shim.build(report.folder)
-    except shim.ShimError as error:
+    except CaseError as error:
         report.say(f"no rows with added latency: {error}")
     devices = [DEVICES[name] for name in names if library is not None or not DEVICES[name].latency_us]
     for workload in workloads if devices else ():
