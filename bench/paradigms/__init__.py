@@ -231,24 +231,15 @@ class Independent(Paradigm):
             self.clear_all()
             ctx.emit(row.key, 0, 0, 0, 0)
             return None
-        updates = [
-            add(self.seen, 1),
-            add(self.total, row.x),
-            count_entry(self.by_x, row.x),
-            count_entry(self.by_y, row.y),
-        ]
+        updates = [add(self.seen, 1), add(self.total, row.x)]
+        updates += [count_entry(self.by_x, row.x), count_entry(self.by_y, row.y)]
         return combine_all(updates).then_accept(lambda now: ctx.emit(row.key, *now))
 
     def clear_all(self) -> StateFuture[list[None]]:
         """Nothing comes back from a clear; who goes on only afterwards derives from the future of them all."""
-        return combine_all(
-            [
-                self.seen.async_clear(),
-                self.total.async_clear(),
-                self.by_x.async_clear(),
-                self.by_y.async_clear(),
-            ]
-        )
+        values = self.seen.async_clear(), self.total.async_clear()
+        maps = self.by_x.async_clear(), self.by_y.async_clear()
+        return combine_all([*values, *maps])
 
     def one_after_the_other(self, row: Row, ctx: RecordContext) -> Any:
         """Right, but each read starts when the one before is there: four waits instead of one."""
