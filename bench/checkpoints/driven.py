@@ -103,8 +103,7 @@ class MemoryFiles(CheckpointFiles):
         raise AssertionError(f"{name} was asked for: a job without a checkpoint cannot lose its local store")
 
     def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
-        content = self._bytes[name]
-        return content[start:] if size < 0 else content[start : start + size]
+        return self._bytes[name][start : None if size < 0 else start + size]
 
     def size_bytes(self, name: str) -> int | None:
         return len(self._bytes[name]) if name in self._bytes else None

@@ -18,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from operator import itemgetter
@@ -130,8 +129,7 @@ KEYED: Mapping[str, Keyed] = {
 }
 
 
-@dataclass
-class Running:
+class Running(NamedTuple):
     """A query that has been started, and the job it runs, if it is asyncstate's."""
 
     query: StreamingQuery

@@ -28,6 +28,8 @@ _COUNT = struct.Struct("<Bq")
 _ROW = np.dtype([("head", "u1"), ("count", "<i8"), ("sum", "<i8")])
 
 Keys = np.ndarray[Any, Any]
+Rows = Callable[[Keys], list[Any]]
+Specs = InputSpec | Sequence[InputSpec]
 
 
 class Size(NamedTuple):
@@ -54,19 +56,13 @@ class Place(ExitStack):
         self.jobs: list[Job] = []
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="asyncstate-micro-")))
 
-    def job(self, operator: Operator, specs: InputSpec | Sequence[InputSpec] = INPUT, **settings: Any) -> Job:
+    def job(self, operator: Operator, specs: Specs = INPUT, **settings: Any) -> Job:
         """A job whose store is closed at the end: what is kept of it would take the next one's room."""
         self.jobs.append(Job(self.folder / f"job-{len(self.jobs)}", operator, self.config, specs, **settings))
         self.callback(self.jobs[-1].close)
         return self.jobs[-1]
 
-    def filled(
-        self,
-        operator: Operator,
-        state: int = 0,
-        rows: Callable[[Keys], list[Any]] = batches,
-        specs: InputSpec | Sequence[InputSpec] = INPUT,
-    ) -> Side:
+    def filled(self, operator: Operator, state: int = 0, rows: Rows = batches, specs: Specs = INPUT) -> Side:
         """A job's side, with a row for each of ``state`` keys in its state."""
         job = self.job(operator, specs)
         if state:

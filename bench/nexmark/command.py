@@ -108,17 +108,17 @@ class NexmarkRunner:
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)
         run = self._stream(query, async_enabled, source, folder, folder / "sink")
-        comparison = self._compare(query, folder / "sink")
-        if comparison.ok:
+        found = self._compare(query, folder / "sink")
+        if found.ok:
             shutil.rmtree(folder)
         seconds, cpu = run.spent
-        expected = comparison.expected_rows
+        expected = found.expected_rows
         facts: dict[str, Any] = {"events": source.events, "seconds": seconds}
         facts |= {"events_per_second": source.events / seconds, "expected_rows": expected}
         for share in (50, 95):
             facts[f"batch_ms_p{share}"] = float(np.percentile(run.batch_ms, share, method="inverted_cdf"))
         facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
-        facts["changelog_rows"] = comparison.changelog_rows
+        facts["changelog_rows"] = found.changelog_rows
         batches = [list(figures["operators"].values()) for figures in run.figures]
         each_time: list[Any] = [each for operators in batches for each in operators]
         for name in ("reads", "store_reads", "read_batches", "cache_hits"):  # of all micro-batches
@@ -129,8 +129,7 @@ class NexmarkRunner:
             facts[name] = sum(int(each[name] or 0) for each in last)
         peaks = [int(each["worker_rss_bytes_peak"] or 0) for each in each_time]
         facts["worker_peak_rss_bytes"] = max(peaks, default=0)
-        problems = tuple(comparison.wrong)
-        return QueryResult(seconds=seconds, expected_rows=expected, problems=problems, facts=facts)
+        return QueryResult(seconds=seconds, expected_rows=expected, problems=tuple(found.wrong), facts=facts)
 
     def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float | None]:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all

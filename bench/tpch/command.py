@@ -103,11 +103,9 @@ def _kept(spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeF
     job.sql(sql, name=name).to(changelog_writer(folder / "sink"), name="result")
     by_batch = batch_seconds(run_to_end(job, folder / "checkpoint"))
     measured = [Spent(each, used.cpu_seconds) for each, used in zip(by_batch, spent, strict=True)]
-    measured = measured[1 + _WARM_UP :]
     facts: Facts = {"first_s": by_batch[0]}
-    facts["kept_s"], facts["kept_cpu_s"] = medians(measured, scale=1)
-    last = state[-1]["operators"].values()
-    facts["state_bytes"] = sum(int(one["state_bytes"] or 0) for one in last)
+    facts["kept_s"], facts["kept_cpu_s"] = medians(measured[1 + _WARM_UP :], scale=1)
+    facts["state_bytes"] = sum(int(one["state_bytes"] or 0) for one in state[-1]["operators"].values())
     newest = folder / "sink" / f"batch={len(spent) - 1:06d}"
     facts["changed_rows"] = spark.read.parquet(str(newest)).count()
     return facts
