@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +25,13 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Report, Row, Side, WrongResult, columns, ratio, turns
+from bench.frame import Report, Row, WrongResult, columns, ratio, turns
 from bench.frame.report import Rounds, benchmark, figure, numbers
 from bench.job import INPUT, MODES, Job, batches, config_of, count_and_sum, sliced
 from bench.micro.command import CountPerKey
 from bench.processor_time import Clocks, Spent
 from operators import GroupAggregate, count, max_, sum_
 
-_MIB = 1 << 20
 # Of a row of count, sum and maximum under an int64 key, in the column cache and in RocksDB's blocks.
 _COLUMN_BYTES, _BLOCK_BYTES = 70, 40
 _GROWTH = columns("""
@@ -52,7 +52,7 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
     memory at the end (``parts`` of it by owner), and the highest one."""
     tuning = Tuning()
     if cache_share is not None:
-        blocks = max(_MIB, int(cache_share * keys * _BLOCK_BYTES))
+        blocks = max(1 << 20, int(cache_share * keys * _BLOCK_BYTES))
         tuning = Tuning(columns_bytes=int(cache_share * keys * _COLUMN_BYTES), blocks_bytes=blocks)
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
     job = Job(Path(folder), operator, resolve({}, {}, tuning))
@@ -150,14 +150,11 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, 
 def _sizes(report: Report, grain: str, mode: str, keys: int, sizes: list[str], rounds: int) -> Iterator[Row]:
     runs: dict[str, list[dict[str, Any]]] = {size: [] for size in sizes}
 
-    def side(size: str) -> Side:
-        def run(_: object) -> Spent:
-            runs[size].append(found := report.alone(backfilled, grain, mode, keys, size))
-            return Spent(found["seconds"], found["cpu_seconds"])
+    def run(size: str, _: object) -> Spent:
+        runs[size].append(found := report.alone(backfilled, grain, mode, keys, size))
+        return Spent(found["seconds"], found["cpu_seconds"])
 
-        return run
-
-    spent = turns({size: side(size) for size in sizes}, rounds, warm_up=0)
+    spent = turns({size: partial(run, size) for size in sizes}, rounds, warm_up=0)
     if len({run["content"] for found in runs.values() for run in found}) > 1:
         raise WrongResult("spilled writes stored different bytes")
     for size, found in runs.items():

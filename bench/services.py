@@ -106,9 +106,7 @@ def kafka_read(
 
 _ROWS = pa.schema([("k", pa.int64()), ("id", pa.int64())])
 _FOUND = pa.schema([("name", pa.string())])
-_BODY = b'[{"name":"x"}]'
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
-_ANSWER = _HEAD + b"%d\r\n\r\n%s" % (len(_BODY), _BODY)
+_ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n[{"name":"x"}]'
 
 
 def _serve(line: Connection, latency: float) -> None:

@@ -29,7 +29,6 @@ Setting = Literal["auto", "always", "never"]
 MODES: dict[str, Setting] = {"one": "never", "two": "always", "auto": "auto"}
 """What a mode is called here, and the operator's ``local_aggregation`` in it."""
 WARM_UP = 2  # micro-batches that are not counted; ``auto`` has nothing to go by in the first
-_MINUTE = 60
 TOTALS = "totals"
 _COLUMNS = columns("""
     moved rows: rows_exchanged as short; left rows: rows_operator as short; one ms: one_s as ms
@@ -87,7 +86,7 @@ def _micro_batch(spark: SparkSession, case: Case, place: Path, rows: int, batch:
         "pmod(id, 3) = 0 as large",
         f"pmod(xxhash64(id, 11), {max(case.values, 1)}) as user",
         f"pmod(xxhash64(id, 12), {max(case.values, 1)}) as item",
-        f"timestamp_micros(cast(id * {_MINUTE * 1_000_000} / {rows} as bigint)) as time",
+        f"timestamp_micros(cast(id * 60000000 / {rows} as bigint)) as time",
     ).write.parquet(path)
     return spark.read.parquet(path)
 

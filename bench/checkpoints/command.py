@@ -132,15 +132,11 @@ def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch])
     replay takes besides does not count: reading the input, Spark, the exchange."""
     output = xxhash.xxh3_128()
     job = Job(folder, count_and_sum(), settings(folder))
-    seconds = cpu = 0.0
     with driven.without_checkpoint():
-        for replayed in map(batches, history):
-            clocks = Clocks()
-            job.run(replayed)
-            spent = clocks.spent()
-            seconds, cpu = seconds + spent.seconds, cpu + (spent.cpu_seconds or 0.0)
+        spent = turns({"replay": job.run}, len(history), map(batches, history), warm_up=0)["replay"]
         job.on_output = lambda batch: output.update(batch.serialize())
         job.run(rows)
+    seconds, cpu = sum(each.seconds for each in spent), sum(each.cpu_seconds or 0.0 for each in spent)
     return Recovered(seconds, cpu, output.hexdigest())
 
 

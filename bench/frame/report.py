@@ -224,12 +224,7 @@ class Report:
     each row, and at the end a picture a table, ``BENCH.png``, ``BENCH-2.png`` and so on."""
 
     def __init__(
-        self,
-        bench: str,
-        output: Path | None = None,
-        folder: Path | None = None,
-        tiny: bool = False,
-        **facts: Any,
+        self, bench: str, output: Output = None, folder: Folder = None, tiny: bool = False, **facts: Any
     ) -> None:
         self.tiny = tiny
         self.rows: list[Row] = []

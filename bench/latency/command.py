@@ -111,20 +111,16 @@ class Keyed(NamedTuple):
 
 
 _SPREAD = "pmod(value * 7919, {keys})"  # prime: neighbouring numbers are not neighbouring keys
+_HALF_NEW = f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)"  # half of the numbers have keys that were there
 
 
 def _counted(keys: int) -> Number:
     return lambda rows: (rows["n"] - 1) * keys + rows["key"]
 
 
-def _key(_: int) -> Number:
-    return itemgetter("key")
-
-
 KEYED: Mapping[str, Keyed] = {
     "a": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=False),
-    # Half of the numbers have keys that were there, half new ones.
-    "b": Keyed(f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)", "value", _key, each=True),
+    "b": Keyed(_HALF_NEW, "value", lambda _: itemgetter("key"), each=True),
     "d": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=True),
 }
 

@@ -67,10 +67,7 @@ class QueryResult:
         return not self.problems
 
 
-class _Run(NamedTuple):
-    spent: Spent
-    batch_ms: list[float]
-    figures: list[Progress]
+_Run = tuple[Spent, list[float], list[Progress]]  # milliseconds of each micro-batch, and its progress
 
 
 class NexmarkRunner:
@@ -107,19 +104,18 @@ class NexmarkRunner:
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)
-        run = self._stream(query, async_enabled, source, folder, folder / "sink")
+        (seconds, cpu), batch_ms, figures = self._stream(query, async_enabled, source, folder, folder / "sink")
         found = self._compare(query, folder / "sink")
         if found.ok:
             shutil.rmtree(folder)
-        seconds, cpu = run.spent
         expected = found.expected_rows
         facts: dict[str, Any] = {"events": source.events, "seconds": seconds}
         facts |= {"events_per_second": source.events / seconds, "expected_rows": expected}
         for share in (50, 95):
-            facts[f"batch_ms_p{share}"] = float(np.percentile(run.batch_ms, share, method="inverted_cdf"))
+            facts[f"batch_ms_p{share}"] = float(np.percentile(batch_ms, share, method="inverted_cdf"))
         facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
         facts["changelog_rows"] = found.changelog_rows
-        batches = [list(figures["operators"].values()) for figures in run.figures]
+        batches = [list(progress["operators"].values()) for progress in figures]
         each_time: list[Any] = [each for operators in batches for each in operators]
         for name in ("reads", "store_reads", "read_batches", "cache_hits"):  # of all micro-batches
             fact = "state_reads" if name == "reads" else name
@@ -135,9 +131,9 @@ class NexmarkRunner:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all
         of it."""
         folder = self._settings.folder / "runs" / "dropped"
-        run = self._stream(query, async_enabled, self.prepare(), folder, None)
+        spent, batch_ms, _ = self._stream(query, async_enabled, self.prepare(), folder, None)
         shutil.rmtree(folder)
-        return run.batch_ms, run.spent.cpu_seconds
+        return batch_ms, spent.cpu_seconds
 
     def close(self) -> None:
         """Give up the batch engine; the session is the caller's."""
@@ -166,7 +162,7 @@ class NexmarkRunner:
         stream = run_to_end(job, folder / "checkpoint")
         job.finish()
         spent = clocks.spent()
-        return _Run(spent, [1e3 * one for one in batch_seconds(stream)], figures)
+        return spent, [1e3 * one for one in batch_seconds(stream)], figures
 
     def _declare(self, job: StreamingJob, query: str, source: EventFiles) -> Stream:
         events = file_stream(self._spark, source)

@@ -70,9 +70,8 @@ def compare(connection: Connection, expected_sql: str, actual: Path | str) -> Co
     if problems := _schema_problems(connection, expected, found, has_kind):
         return ComparisonResult(expected_rows, changelog_rows, ("; ".join(problems),))
     _collect_differences(connection, expected, has_kind)
-    counts = [
-        number(f"SELECT sum({times}) FROM differing_rows") for times in (_MISSING, _UNEXPECTED, _OVERDRAWN)
-    ]
+    measures = _MISSING, _UNEXPECTED, _OVERDRAWN
+    counts = [number(f"SELECT sum({each}) FROM differing_rows") for each in measures]
     what = "expected rows are missing", "rows are not expected", "rows were retracted more often than emitted"
     said = tuple(f"{count} {text}" for count, text in zip(counts, what, strict=True) if count)
     # In the order of their columns, so that near misses stand together.

@@ -93,10 +93,8 @@ def _specs() -> Iterator[QuerySpec]:
     for (title, *about), sql in read_queries(Path(__file__).with_suffix(".sql"), **SHARED):
         name, _, description = title.partition(": ")
         needs = {kind: names for kind, _, names in (line.partition(" = ") for line in about)}
-        columns: dict[str, str] = {}
-        for group in needs.pop("columns").split("; "):
-            names, kind = group.split(": ")
-            columns.update(dict.fromkeys(names.split(), kind))
+        groups = (group.split(": ") for group in needs.pop("columns").split("; "))
+        columns = {name: kind for names, kind in groups for name in names.split()}
         fields = {kind: tuple(each.split()) for kind, each in needs.items()}
         yield QuerySpec(name, description, sql, columns, fields)
 
