@@ -163,7 +163,6 @@ def lookup(
 
 
 _COLUMNS = "id bigint PRIMARY KEY, customer text, amount bigint, total double precision"
-_Given = tuple[int, DataFrame]  # a micro-batch and its number
 _BY_HAND = "COPY and merge by hand"
 
 
@@ -181,7 +180,7 @@ def _changes_of(number: int, keys: int, seed: int) -> pa.Table:
     return pa.table(columns)
 
 
-def _by_hand(database: psycopg.Connection, table: str, given: _Given) -> None:
+def _by_hand(database: psycopg.Connection, table: str, given: tuple[int, DataFrame]) -> None:
     rows = given[1].toArrow()
     written = rows.append_column("gone", pc.equal(rows["row_kind"], "-D")).drop_columns(["row_kind"])
     buffer = io.BytesIO()

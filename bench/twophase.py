@@ -95,10 +95,9 @@ def _job(spark: SparkSession, case: Case, place: Path, mode: Setting, cores: int
     """The job in one mode; the output of its warm-up is kept."""
 
     def aggregate(df: DataFrame, batch: MicroBatch) -> None:
-        times: Any = {"event_time": "time", "watermark_delay": "5 seconds"}
         operator = case.operator()
         operator.local_aggregation = mode
-        out = batch.apply(operator, df, key="k", uid=TOTALS, **times)
+        out = batch.apply(operator, df, key="k", uid=TOTALS, event_time="time", watermark_delay="5 seconds")
         if batch.batch_id < WARM_UP:
             kept.extend(out.collect())
 

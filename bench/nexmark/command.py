@@ -104,7 +104,7 @@ class NexmarkRunner:
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)
-        (seconds, cpu), batch_ms, figures = self._stream(query, async_enabled, source, folder, folder / "sink")
+        (seconds, cpu), batch_ms, told = self._stream(query, async_enabled, source, folder, folder / "sink")
         found = self._compare(query, folder / "sink")
         if found.ok:
             shutil.rmtree(folder)
@@ -115,7 +115,7 @@ class NexmarkRunner:
             facts[f"batch_ms_p{share}"] = float(np.percentile(batch_ms, share, method="inverted_cdf"))
         facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
         facts["changelog_rows"] = found.changelog_rows
-        batches = [list(progress["operators"].values()) for progress in figures]
+        batches = [list(progress["operators"].values()) for progress in told]
         each_time: list[Any] = [each for operators in batches for each in operators]
         for name in ("reads", "store_reads", "read_batches", "cache_hits"):  # of all micro-batches
             fact = "state_reads" if name == "reads" else name

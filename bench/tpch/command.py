@@ -58,10 +58,8 @@ def tpch(
     found = [row.facts["quicker"] for row in report.rows if "quicker" in row.facts]
     if len(found) > 1:
         lost = [row.name for row in report.rows if row.facts.get("quicker", 1) < 1]
-        report.say(
-            f"geometric mean of {len(found)} queries: {times(statistics.geometric_mean(found))} quicker; "
-            f"slower than computing again: {', '.join(lost) or 'none'}"
-        )
+        said = f"geometric mean of {len(found)} queries: {times(statistics.geometric_mean(found))} quicker"
+        report.say(f"{said}; slower than computing again: {', '.join(lost) or 'none'}")
 
 
 def measure(spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool) -> Rows:
