@@ -177,11 +177,11 @@ def draw(path: Path, title: str, rows: Sequence[Row], columns: Sequence[Column])
     ]
     if not panels:
         return False
-    from matplotlib import figure as mpl
+    from matplotlib.figure import Figure as Picture
 
     names = list(dict.fromkeys(row.name for row in rows))
     heights = [0.3 * len(bars) + 1.0 for _, bars in panels]
-    picture = mpl.Figure((10, 0.8 + sum(heights)), layout="constrained")
+    picture = Picture((10, 0.8 + sum(heights)), layout="constrained")
     picture.suptitle(title, x=0.01, ha="left", fontsize=12, wrap=True)
     grid = picture.subplots(len(panels), squeeze=False, height_ratios=heights)
     for axes, (column, bars) in zip(grid[:, 0], panels, strict=True):
