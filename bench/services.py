@@ -1,4 +1,4 @@
-"""asyncstate with a service beside it: ``python -m bench kafka-read``, ``lookup`` and ``sinks``.
+"""asyncstate with a service next to it: ``python -m bench kafka-read``, ``lookup`` and ``sinks``.
 
 Invariant: both sides of a comparison get the same from the same service, in turns. Of a topic, all columns of every
 message are read, and only the time of the micro-batch counts, not that of the query's start. The service of lookups is

@@ -130,7 +130,7 @@ def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[s
 
 
 def output_of(name: str, *command: str) -> str:
-    """What a command puts out. Raises CaseError with the end of what it said if it fails."""
+    """The output of a command. Raises CaseError with the end of what it said if it fails."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr)[-LAST_WORDS:].strip()

@@ -38,8 +38,8 @@ _CHUNK_NUMBERS: Final = 512
 
 
 class Iterate(RecordOperator):
-    """Fills the state of a key with ENTRIES numbers, or makes a list of them; ``seconds`` is what the lists took. What
-    that is, ``open`` says."""
+    """Fills the state of a key with ENTRIES numbers, or makes a list of them, by the functions that ``open`` sets;
+    ``seconds`` is what the lists took."""
 
     seconds, entries = 0.0, 0
     fill: Callable[[], Any]
