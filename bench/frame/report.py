@@ -187,7 +187,6 @@ def draw(path: Path, title: str, rows: Sequence[Row], columns: Sequence[Column])
     for axes, (column, bars) in zip(grid[:, 0], panels, strict=True):
         colors = [f"C{names.index(row.name) % 10}" if len(names) < len(rows) else "C0" for row in bars]
         _panel(axes, column, bars, colors)
-    path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=130)
     return True
 
