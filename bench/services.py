@@ -208,7 +208,7 @@ def _writes(conninfo: str, keys: int, rounds: int, seed: int, of: Callable[..., 
             database.execute(f"CREATE TABLE {table} ({_COLUMNS})")
         database.commit()
         target = PostgresTarget(conninfo, "by_us")
-        ways: dict[str, Side] = {"write_upserts": lambda given: write_upserts(*given, "id", target)}
+        ways: dict[str, Side] = {"write_upserts": lambda each: write_upserts(each[0], each[1], "id", target)}
         ways[_BY_HAND] = partial(_by_hand, database, "by_hand")
         spent = turns(ways, rounds, drawn, clocks=TreeClocks)
         differing = "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"

@@ -243,9 +243,9 @@ BYTES = columns("""
     if whole: whole_bytes as kib drawn; driver: driver_bytes as kib; re- writes: rewrites
     snap- shots: snapshots
 """)
-BYTES_NOTE = """KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would
-take if each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start
-the state is one sorted run; in a long run each key is changed five times on average."""
+BYTES_NOTE = """KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they
+would take if each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the
+start the state is one sorted run; in a long run each key is changed five times on average."""
 
 
 def checkpoint_bytes(folder: Path, keys: int, changed: int, batches_min: int, seed: int) -> dict[str, float]:

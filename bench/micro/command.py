@@ -1,5 +1,5 @@
-"""The operators, the cases and the command line of ``python -m bench micro``. The operators emit nothing, as the code by
-hand. Each case runs both sides in turns on the same keys, in its own process: objects of an earlier case in the heap
+"""The operators, the cases and the command line of ``python -m bench micro``. The operators emit nothing, as the code
+by hand. Each case runs both sides in turns on the same keys, in its own process: objects of an earlier case in the heap
 move small objects elsewhere, which changed a chain on a ValueState by up to 10%. One core: nothing runs in parallel to
 the loop.
 """
