@@ -209,7 +209,9 @@ def test_a_padded_row_of_a_null_key_is_taken_back_by_what_does_not_show_it(
     with OperatorHarness(
         Join(kind), inputs, keys, sequence=sequence, async_enabled=async_enabled, options=options
     ) as harness:
-        harness.push([(None, 1, 1), (None, 1, 2), (None, 2, 3), (None, 2, 4)], side, kinds=["+I"] * 3 + ["-D"])
+        harness.push(
+            [(None, 1, 1), (None, 1, 2), (None, 2, 3), (None, 2, 4)], side, kinds=["+I"] * 3 + ["-D"]
+        )
         harness.end_batch()
         harness.push([(None, 1, 5), (None, 1, 6), (None, 1, 6)], side, kinds=["-D", "-U", "+U"])
         harness.end_batch()

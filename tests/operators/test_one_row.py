@@ -175,6 +175,7 @@ def test_an_equal_row_of_another_position_replaces_the_old_one(
         tail = (4,) if isinstance(operator, OneRowJoin) else ()
         assert net(made.output) == {("a", 5, 2, *tail): 1}
 
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(SchemaError, match="comparison is '!='"):
         DynamicFilter("total", "!=", "limit")  # type: ignore[arg-type]

@@ -351,6 +351,7 @@ def test_a_deletion_has_a_position_of_its_own(async_enabled: bool, time: str) ->
         assert sorted((row[1], row[6]) for row in runner.output) == [(1, None), (2, 4)]
         assert len(runner.state_entries()) == 1
 
+
 @pytest.mark.parametrize(
     ("operator", "settings", "message"),
     [

@@ -97,7 +97,9 @@ def declared_upserts(unique: Any, identity: Identity) -> Side:
     """Updates come as +U alone, and of a -D only the key counts."""
 
     def with_keys_alone(history: History) -> History:
-        return replace(history, changes=[_keys_alone(change, identity is join_key) for change in history.changes])
+        return replace(
+            history, changes=[_keys_alone(change, identity is join_key) for change in history.changes]
+        )
 
     key = ("k",) if identity is join_key else ("k", "id")
     return Side(

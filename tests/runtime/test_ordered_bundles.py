@@ -332,6 +332,7 @@ def test_sort_takes_a_row_back_by_a_deletion_of_another_position(async_enabled: 
         assert harness.finish() == [("+I", 2, 6), ("+I", 3, 3)]
         assert harness.statistics().get("counter.retractions_without_state", 0) == 0
 
+
 def test_temporal_sort_drops_late_rows_and_says_so(async_enabled: bool) -> None:
     with OperatorHarness(TemporalSort(), ROWS, None, event_time="at", async_enabled=async_enabled) as harness:
         harness.advance_watermark(5)

@@ -228,8 +228,8 @@ class LookupJoin(Named, BundleOperator):
         kept = [field.name for field in self._payload.fields]
         # The position in the log is not part of a row: a retraction has its own.
         self._content_at = [at for at, name in enumerate(kept) if name not in spec.sequence]
-        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut; and with a
-        # ttl it lives on.
+        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut.
+        # With a ttl it lives on.
         self._refresh = bool(spec.sequence) or self.ttl is not None
         # Its retraction would not show what was emitted for a row that is not stored.
         self._keeps_silent = self._pads and bool(spec.sequence)
