@@ -2,8 +2,8 @@
 
 Owns: ``AloneSide``, which stores them, and ``AloneRows``, what a bundle changes of them.
 Invariant: a change of such a row retracts what was emitted for it, although the change does not show that: an upsert
-has only the new row, and with a ``sequence`` a retraction differs from its row in it. Where a retraction is equal to its
-row nothing is stored.
+has only the new row, and with a ``sequence`` a retraction differs from its row. Where a retraction is equal to its row,
+nothing is stored.
 Must not know of join types.
 
 A null key may have any number of rows, so they are stored in short lists, by the key and a hash of what identifies a
