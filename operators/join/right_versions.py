@@ -2,8 +2,8 @@
 
 Owns: ``Versions`` and their computation from the rows of a changelog.
 Invariant: the rows of a key and time count as a set. A row that one of equal content retracts was never there, but a
--U alone removes nothing: the row that replaces the old one has its own time. Upserts have no such sets: their last
-change of a key and time counts.
+-U alone removes nothing: the row that replaces the old one has its own time. Of upserts the last change of a key and
+time counts.
 Pure functions over numpy and Arrow; must not know of state or of operators.
 
 Source: the versioned tables of Flink's ``TemporalRowTimeJoinOperator``.
