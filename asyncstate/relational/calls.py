@@ -36,6 +36,7 @@ _WITH_OPTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "lead": lambda column, distance, default, ignore: ops.lead(
         column, distance, default, ignore_nulls=ignore
     ),
+    "mode_descending": lambda column: ops.mode(column, descending=True),
     "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
     "percentile_descending": lambda column, at: ops.percentile(column, at, descending=True),
     "percentile_disc_descending": lambda column, at: ops.percentile_disc(column, at, descending=True),

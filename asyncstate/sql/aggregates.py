@@ -68,6 +68,7 @@ _AT_FRACTIONS: Final = {
 }
 _OF_TWO: Final = ("MaxBy", "MinBy", "Corr", "CovPopulation", "CovSample")
 _SAME_DISTINCT: Final = {"Min", "Max", "HyperLogLogPlusPlus"}
+_KEEPS_NULLS: Final = '"ignoreNulls":false'
 _MARKS: Final = ("spark.timeWindow", "spark.sessionWindow")
 _LENGTH: Final = re.compile(r"\+ (\d+)\), LongType")
 
@@ -120,9 +121,13 @@ class Calls:
             return self._at_fractions(e, distinct, where)
         if kind not in _FUNCTIONS:
             raise _without_operator(e)
+        if kind in ("CollectList", "CollectSet") and _KEEPS_NULLS in str(function.toJSON()):
+            raise refusal("RESPECT NULLS of collected values", "collect struct(x), whose x may be null", e)
         columns = [self.given.argument(one) for one in parts[: 2 if kind in _OF_TWO else 1]]
         distinct = kind == "CollectSet" or (distinct and kind not in _SAME_DISTINCT)
         own = _FUNCTIONS[kind]
+        if kind == "Mode" and option(function.reverseOpt()) is False:  # WITHIN GROUP (ORDER BY ... DESC)
+            own += "_descending"
         found = self.call(own, type_of(e), *columns, distinct=distinct, where=where)
         return f"coalesce({found}, array())" if own == "collect" else found
 
