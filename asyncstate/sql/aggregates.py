@@ -235,7 +235,8 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     rows = rows.only(list(dict.fromkeys(names)) or rows.node.names[:1])
     columns = [ir.Column(name, rows.node.type_of(name)) for name in keys]
     if windowed is not None:
-        columns += [ir.Column(name, "timestamp") for name in ir.WINDOW_COLUMNS[:2]]
+        kind = rows.node.type_of(windowed.time)
+        columns += [ir.Column(name, kind) for name in ir.WINDOW_COLUMNS[:2]]
         texts[windowed.attribute] = "named_struct('start', `window_start`, 'end', `window_end`)"
     common: dict[str, Any] = {
         "inputs": (rows.node,),

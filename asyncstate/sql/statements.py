@@ -171,7 +171,7 @@ class SqlContext:
             self._catalyst = Catalyst(self._spark)
         schemas = {name: table.built.schema for name, table in self.tables.items()}
         for name, schema in (schemas | {name: one.schema for name, one in self.lookups.items()}).items():
-            self._catalyst.add(name, from_arrow_schema(schema))
+            self._catalyst.add(name, from_arrow_schema(schema, prefer_timestamp_ntz=True))
         return self._catalyst
 
     def check_free(self, name: str) -> None:
