@@ -295,7 +295,7 @@ def _window(reader: Reader, plan: Any, grouping: Sequence[Any], below: set[int])
                 child = reader.plan(plan.child(), below)
             time = child.names[id_of(one)]
             if reader.is_final(child.node, time):
-                return _Windowed(child, time, _lengths(str(made.toString()), plan), id_of(one))
+                return _Windowed(child, time, _lengths(reader, str(made.toString()), plan), id_of(one))
         if marks[:1] == [_MARKS[1]]:
             raise refusal(
                 "session_window over rows without a watermark",
@@ -338,13 +338,19 @@ def _definition(plan: Any, own: int) -> Any:
     return None
 
 
-def _lengths(text: str, plan: Any) -> tuple[str | int, ...]:
+def _lengths(reader: Reader, text: str, plan: Any) -> tuple[str | int, ...]:
     """The window that Spark's expression is: (kind, lengths in microseconds ...)."""
     if "%" not in text:
         gap = re.search(r"\+ ([^,]*), TimestampType", text)
         if gap is None or not re.fullmatch(r"[\d.]+ \w+( [\d.]+ \w+)*", gap[1]):
             raise refusal(
                 "session_window with a gap that is not constant", "give a string such as '10 minutes'", plan
+            )
+        if "day" in gap[1] and not reader.catalyst.is_fixed_zone:
+            raise refusal(
+                "session_window with a gap of days in a time zone where some days have 23 or 25 hours",
+                "give hours, such as '24 hours', or set spark.sql.session.timeZone to UTC",
+                plan,
             )
         return "session", gap[1]
     step = re.search(r"% (\d+)\)", text)
