@@ -158,6 +158,8 @@ class Expressions:
         self._retyped = False
         self.volatile: list[Any] = []
         """Expressions whose value differs from one evaluation to the next."""
+        self.varying: set[str] = set()
+        """Their texts."""
 
     def generator(self, expression: Any, names: Mapping[int, str]) -> str:
         """The text of a generator, of which only the arguments are checked."""
@@ -175,6 +177,8 @@ class Expressions:
         self._retyped = False
         made = self._rebuilt(expression, names, replaced or {})
         found = _with_lambdas(str(made.sql()))
+        if volatile:
+            self.varying.add(found)
         probe = {own: self._probe(own) for own in replaced or {}}
         if replaced:  # what is checked has columns in place of aggregates and subqueries
             made = self._rebuilt(expression, names, probe)

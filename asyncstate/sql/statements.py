@@ -332,7 +332,8 @@ class SqlContext:
         analyzed = self.catalyst.analyzed(parsed, text)
         plan = self.catalyst.optimized(analyzed, text)
         reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
-        root = compacted(reader.read(plan), self._is_final, keeps_all)
+        root = reader.read(plan)
+        root = compacted(root, self._is_final, keeps_all, reader.expressions.varying)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
 
