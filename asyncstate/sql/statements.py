@@ -23,7 +23,7 @@ from asyncstate.runtime import FILE_NAME_RULE, names_files
 from asyncstate.sql import ir
 from asyncstate.sql.build import Builder, Built, LookupTable
 from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
-from asyncstate.sql.changes import Operators, digests
+from asyncstate.sql.changes import Operators, digests, in_local_time
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.lineage import event_time_sources
@@ -113,11 +113,13 @@ def is_readable(text: bytes) -> bool:
 
 @dataclass
 class Table:
-    """A source or a stored view, and its time attributes; ``digest``: of the plan of a view that is kept."""
+    """A source or a stored view, and its time attributes; of a view that is kept the ``digest`` of its plan, and if
+    its rows ``are_local``: see ``in_local_time``."""
 
     built: Built
     times: Times = field(default_factory=Times)
     digest: str = ""
+    are_local: bool = False
 
     @property
     def has_delay(self) -> bool:
@@ -383,7 +385,8 @@ class SqlContext:
         if read.kind == "view":
             assert compiled.root is not None
             digest = digests(compiled.root, self.compiled[name].lineage)[compiled.root]
-            self.add(name, Table(built, digest=digest))
+            are_local = compiled.root in in_local_time(compiled.root, self._local_views())
+            self.add(name, Table(built, digest=digest, are_local=are_local))
         return built
 
     def build(
@@ -399,7 +402,8 @@ class SqlContext:
         read = dict.fromkeys(node.source for node in ir.walk(root) if isinstance(node, ir.Scan))
         tables = {name: self._rows(name) for name in read}
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
-        operators = Operators(replace(compiled, lineage=lineage), self._before(compiled.name))
+        was = self._before(compiled.name)
+        operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
         builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)
         built = builder.materialized(root, keys) if keys else builder.build(root)
         builder.check_kept(root)
@@ -407,6 +411,9 @@ class SqlContext:
         compiled = self.compiled[compiled.name] = replace(compiled, lineage=lineage, **stored)
         built.stream._flow.superseded.update(compiled.dropped)
         return built
+
+    def _local_views(self) -> set[str]:
+        return {name for name, table in self.tables.items() if table.are_local}
 
     def _before(self, name: str) -> Compiled | None:
         """The statement of this name, if the checkpoint has the state of its operators."""
