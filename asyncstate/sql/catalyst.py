@@ -12,9 +12,11 @@ computed here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from py4j.java_gateway import JavaObject
@@ -26,6 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import EnvironmentSetupError, SqlError
 from asyncstate.spark.column_types import quoted
+from asyncstate.sql_words import Words
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -55,7 +58,16 @@ _LEFT_OUT: Final = {
 }
 _SPARK_MIN: Final = 4
 _ROUNDS_MAX: Final = 100
-_CHANGES: Final = re.compile(r"\b(current_timestamp|now|current_date|localtimestamp|current_time)\(")
+_CHANGING: Final = {
+    "ComputeCurrentTime": re.compile(
+        r"\b(current_timestamp|now|current_date|localtimestamp|current_time)(?=\()"
+    ),
+    "SpecialDatetimeValues": re.compile(r"\bcast\(\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE),
+}
+"""By the rule of Spark that evaluates it, what changes with time."""
+_OF_FUNCTION: Final = ("inputParam", "returnType", "expression", "query")
+_NAMED: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_TIMES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ")
 
 
 class Tree(JavaObject):  # type: ignore[misc]  # py4j has no types
@@ -170,6 +182,13 @@ class Catalyst:
 
     def parsed(self, text: str, shown: str) -> Any:
         """The parsed statement; ``shown``: its text in errors. Raises SqlError."""
+        words = Words(text)
+        for at, (one, two) in enumerate(pairwise(words.tokens)):
+            if one.upper in _TIMES and two.kind == "string" and _NAMED.match(two.value):
+                raise words.refusal(
+                    *(at, at + 2, "a time that changes without a row"),
+                    "compare with now() or current_date(), or put the time into a column of the source",
+                )
         with sql_errors(shown):
             return self.java.sessionState().sqlParser().parsePlan(text)
 
@@ -193,14 +212,17 @@ class Catalyst:
         """The analyzed plan of a parsed one. Raises SqlError."""
         found = self.rows(plan, text)._jdf.queryExecution().analyzed()
         with self.active():
-            changing = _CHANGES.search(found.toString())
-            # The text has literals, too; the rule replaces only what is called.
-            rule = self.jvm.org.apache.spark.sql.catalyst.optimizer.ComputeCurrentTime
-            if changing is not None and rule.apply(found).fastEquals(found):
-                changing = None
-        if changing is not None:
+            said, rules = found.toString(), self.jvm.org.apache.spark.sql.catalyst.optimizer
+            # The text has other literals, too; a rule replaces only what changes.
+            changing = [
+                words[1]
+                for name, pattern in _CHANGING.items()
+                if (words := pattern.search(said)) is not None
+                and not getattr(rules, name).apply(found).fastEquals(found)
+            ]
+        if changing:
             raise SqlError(
-                f"{changing[1]}() changes without a row that says so; put the time into a column of the source, or "
+                f"{changing[0]} changes without a row that says so; put the time into a column of the source, or "
                 "declare an event time and use windows"
             )
         return found
