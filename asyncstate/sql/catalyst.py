@@ -125,6 +125,8 @@ class Catalyst:
         self._lists = jvm.java.util.ArrayList
         self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
         self._apply = _applying(jvm, spark.sparkContext._gateway)
+        self.functions: dict[str, str] = {}
+        """The temporary functions that are SQL, by name what they are."""
         self._batches: list[tuple[int, Any]] | None = None
         # Plans and expressions are searched and compared as texts, which Spark cuts after 25 fields.
         self.session.conf.set("spark.sql.debug.maxToStringFields", str((1 << 31) - 1))
@@ -154,6 +156,7 @@ class Catalyst:
         theirs.catalog().copyStateTo(ours.catalog())
         for name, view in kept.items():
             ours.catalog().createTempView(name, view, True)
+        self.functions.clear()
         registry = theirs.functionRegistry()
         for one in items(theirs.catalog().listTemporaryFunctions()):
             try:
@@ -165,6 +168,14 @@ class Catalyst:
             if info.isDefined():
                 builder = registry.lookupFunctionBuilder(one).get()
                 ours.functionRegistry().registerFunction(one, info.get(), builder)
+                self._note(str(one.funcName()), info.get())
+
+    def _note(self, name: str, info: Any) -> None:
+        """Remember what a function is, if its text becomes part of a plan."""
+        if str(info.getClassName()).startswith("sqlFunction"):
+            given = json.loads(info.getUsage())
+            kept = {key: given.get(f"sqlFunction.{key}") for key in _OF_FUNCTION}
+            self.functions[name] = json.dumps(kept, sort_keys=True)
 
     @property
     def is_fixed_zone(self) -> bool:

@@ -370,6 +370,8 @@ class SqlContext:
         if read.kind == "view":
             self.check_free(name)
         now, stored = self._made_from(read.text), (self._given or self._stored).get(name)
+        if stored is not None and self._given is not None:  # without a compiler functions are not known
+            now |= {one: said for one, said in stored.made_from.items() if one.startswith("function ")}
         differing = [] if stored is None else _differing(stored.made_from, now)
         if stored is not None and not differing:
             compiled = stored
@@ -429,18 +431,20 @@ class SqlContext:
         assert self._spark is not None
         found: dict[str, Any] = {"the statement": text}
         texts = [text]
+        functions = {} if self._catalyst is None else self._catalyst.functions
         for one in texts:  # views in views come later in the list
-            for name, view in self._views.items():
-                if name.lower() in one.lower() and view not in texts:
-                    texts.append(view)
-                    found[f"view '{name}'"] = view
+            for what, known in (("view", self._views), ("function", functions)):
+                for name, said in known.items():
+                    if name.lower() in one.lower() and said not in texts:
+                        texts.append(said)
+                        found[f"{what} '{name}'"] = said
         facts = {("table", name): table.facts for name, table in self.tables.items()}
         of_lookups = {name: str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
-        for (what, name), said in (
+        for (kind, name), fact in (
             facts | {("lookup", name): one for name, one in of_lookups.items()}
         ).items():
             if any(name.lower() in one.lower() for one in texts):
-                found[f"{what} '{name}'"] = said
+                found[f"{kind} '{name}'"] = fact
         found |= {"windows": "updating"} if self._updating else {}
         return {**found, **{key: self._spark.conf.get(key) for key in SETTINGS}}
 
