@@ -210,7 +210,7 @@ class TemporalJoin(TwoInputJoin):
         return read.then_accept(lambda found: self._join(keys, asks, found, left, right, ctx))
 
     def _check_one_change(self, bundle: Bundle, index: Int64Array) -> None:
-        """Refuse upserts of which the last one is not known. In event time their times tell."""
+        """Refuse upserts of which the last one is not known. In event time, their times say it."""
         rows = np.flatnonzero(index >= 0)
         columns = take_rows([bundle.batch.column(at) for at in self._content], rows)
         content = row_ids(columns, index[rows])
