@@ -402,15 +402,15 @@ class Reader:
 
     def _globallimit(self, plan: Any, needed: Needed) -> Read:
         limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
-        while kind_of(below) == "LocalLimit":
+        # Where they optimize subqueries, Spark's own rules have pushed limits down.
+        while kind_of(below) in ("LocalLimit", "Offset"):
+            offset += int(below.offsetExpr().toString()) if kind_of(below) == "Offset" else 0
             below = below.child()
-        if kind_of(below) == "Offset":
-            offset, below = int(below.offsetExpr().toString()), below.child()
         if limit == 0:
             raise refusal("LIMIT 0 has no rows", "leave the query out", plan)
         projects, node = [], below
-        while kind_of(node) == "Project":
-            projects.append(node)
+        while kind_of(node) in ("Project", "LocalLimit"):
+            projects += [node] if kind_of(node) == "Project" else []
             node = node.child()
         if kind_of(node) != "Sort":
             child = self.plan(below, needed)

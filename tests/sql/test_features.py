@@ -107,3 +107,10 @@ def test_collected_values_that_keep_nulls_are_refused(spark: SparkSession, funct
     sql = f"SELECT a, {function}(b) RESPECT NULLS AS x FROM t GROUP BY a"
     with pytest.raises(SqlError, match="RESPECT NULLS of collected values; collect struct"):
         PipelineHarness(sql_pipeline(sql, spark=spark), changing_tables(seed=3).sources(["t"]))
+
+
+def test_an_offset_in_a_subquery_is_in_its_order(spark: SparkSession, async_enabled: bool) -> None:
+    sql = "SELECT a, (SELECT d FROM u ORDER BY d {}, e, a LIMIT 1 OFFSET 1) AS x FROM t"
+    pipeline, tables = sql_pipeline(sql.format(""), spark=spark), changing_tables(seed=5)
+    oracle = sql.format("NULLS FIRST").replace("e, a", "e NULLS FIRST, a NULLS FIRST")
+    assert kept_right(pipeline, tables, sql, oracle, async_enabled=async_enabled) > 0
