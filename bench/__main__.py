@@ -17,16 +17,16 @@ COMMANDS = {
     "checkpoints": "bench.checkpoints.command",
     "compare": "bench.compare",
     "growth": "bench.large_states",
-    "kafka-read": "bench.kafka_read",
+    "kafka-read": "bench.services",
     "latency": "bench.latency.command",
-    "lookup": "bench.lookup",
+    "lookup": "bench.services",
     "micro": "bench.micro.command",
     "modes": "bench.modes",
     "nexmark": "bench.nexmark.command",
     "paradigms": "bench.paradigms.measure",
     "peers": "bench.peers.command",
     "rules": "bench.rules",
-    "sinks": "bench.sinks",
+    "sinks": "bench.services",
     "slow-disk": "bench.slowdisk.command",
     "tpch": "bench.tpch.command",
     "two-phase": "bench.twophase",
@@ -35,8 +35,6 @@ COMMANDS = {
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that are imported when they are asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 

@@ -6,7 +6,8 @@ turns, each with a job of its own over the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,10 +137,7 @@ DISTINCT: dict[str, Callable[[], Operator]] = {
     "distinct()": lambda: GroupAggregate([count("value").distinct().alias("n")]),
 }
 """Ways of counting distinct values."""
-
-
-def _job(folder: Path, make: Callable[[], Operator], mode: str) -> Job:
-    return Job(folder, make(), config_of(mode, {"bundled-agg.size": 1_000_000}), INPUT)
+_OWN = {"bundled-agg.size": 1_000_000}
 
 
 def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
@@ -147,14 +145,10 @@ def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
 
 
 def means(folder: Path, mode: str, keys: int, rows_a_key: int, rounds: int, seed: int) -> list[Row]:
-    jobs = {name: _job(folder / name, make, mode) for name, make in WAYS.items()}
+    jobs = {name: Job(folder / name, make(), config_of(mode, _OWN), INPUT) for name, make in WAYS.items()}
     random, each = np.random.default_rng(seed), np.repeat(np.arange(keys), rows_a_key)
-
-    def drawn() -> Iterator[list[pa.RecordBatch]]:
-        while True:
-            yield _batch(random.permutation(each), random.integers(0, 1000, len(each)))
-
-    spent = turns({name: job.timed for name, job in jobs.items()}, rounds, drawn())
+    drawn = (_batch(random.permutation(each), random.integers(0, 1000, len(each))) for _ in repeat(None))
+    spent = turns({name: job.timed for name, job in jobs.items()}, rounds, drawn)
     return sides(spent, len(each), next(iter(WAYS)), group=f"a mean, {mode}")
 
 
@@ -163,7 +157,7 @@ def new_values(place: Path, mode: str, name: str, sizes: Sequence[int], added: i
     random = np.random.default_rng(1)
 
     def side(size: int) -> Callable[[Any], Spent]:
-        job = _job(place / f"{name}-{size}", DISTINCT[name], mode)
+        job = Job(place / f"{name}-{size}", DISTINCT[name](), config_of(mode, _OWN), INPUT)
         job.run(_batch(np.zeros(size, np.int64), random.permutation(size)))
 
         def add(_: Any) -> Spent:

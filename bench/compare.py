@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.frame import LAST_WORDS, ROOT, CaseError, Figure, Report, Row, columns
+from bench.frame import CaseError, Figure, Report, Row, columns, output_of
 
 WORSE = 1
 FOLDER = Path(__file__).with_name("baseline")
@@ -141,10 +140,9 @@ def write_baseline(benchmark: str, figures: Figures) -> Path:
         pairs = ((encode(name).decode(), encode(value).decode()) for name, value in named.items())
         return ",\n".join(f"{indent}{name}: {value}" for name, value in pairs)
 
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        commit = output_of("git", "git", "describe", "--always", "--dirty", "--exclude", "*").strip()
+    except (OSError, CaseError):
         commit = "unknown"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -172,10 +170,7 @@ def results_in(folder: Path) -> dict[str, Figures]:
 def _measured(report: Report) -> dict[str, Figures]:
     """Run each benchmark of ``MEASURED``. Raises CaseError if one fails."""
     for name, options in MEASURED.items():
-        command = [sys.executable, "-m", "bench", name, *options, "--output", str(report.folder)]
-        report.tell(" ".join(["python", *command[1:-2]]))
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = (done.stdout + done.stderr)[-LAST_WORDS:]
-            raise CaseError(f"bench {name} ended with {done.returncode}; the end of its output:\n{said}")
+        report.tell(" ".join(["python -m bench", name, *options]))
+        arguments = "-m", "bench", name, *options, "--output", str(report.folder)
+        output_of(f"bench {name}", sys.executable, *arguments)
     return results_in(report.folder)

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +25,13 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Report, Row, Side, WrongResult, columns, ratio, turns
+from bench.frame import Report, Row, WrongResult, columns, ratio, turns
 from bench.frame.report import Rounds, benchmark, figure, numbers
-from bench.job import INPUT, MODES, Job, batches, count_and_sum, sliced
-from bench.micro.operators import CountPerKey
+from bench.job import INPUT, MODES, Job, batches, config_of, count_and_sum, sliced
+from bench.micro.command import CountPerKey
 from bench.processor_time import Clocks, Spent
 from operators import GroupAggregate, count, max_, sum_
 
-_MIB = 1 << 20
 # Of a row of count, sum and maximum under an int64 key, in the column cache and in RocksDB's blocks.
 _COLUMN_BYTES, _BLOCK_BYTES = 70, 40
 _GROWTH = columns("""
@@ -52,7 +52,7 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
     memory at the end (``parts`` of it by owner), and the highest one."""
     tuning = Tuning()
     if cache_share is not None:
-        blocks = max(_MIB, int(cache_share * keys * _BLOCK_BYTES))
+        blocks = max(1 << 20, int(cache_share * keys * _BLOCK_BYTES))
         tuning = Tuning(columns_bytes=int(cache_share * keys * _COLUMN_BYTES), blocks_bytes=blocks)
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
     job = Job(Path(folder), operator, resolve({}, {}, tuning))
@@ -95,9 +95,7 @@ def growth(
     keys: Annotated[str, typer.Option(help="Keys in the state, with commas.")] = "1000000,10000000",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a measured micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
-    cache_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Of rows, what caches hold.")
-    ] = None,
+    cache_share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of rows in caches.")] = None,
 ) -> None:
     """Fill a state, then update keys of it at random: a row's cost, the slowest micro-batch, and memory, by size."""
     report.section(f"Micro-batches of {rows:,} rows, by keys in the state", _GROWTH)
@@ -128,13 +126,8 @@ _SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, f
 def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, Any]:
     """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each. ``memory_bytes`` is by how much
     the process has grown at most, ``content`` names all that was stored."""
-    options = {
-        "async-state.enabled": mode == "async",
-        "async-state.memory": "1024gb",
-        "async-state.cache-size": _USUAL.cache,
-        "async-state.read-cache-size": _USUAL.decoded,
-        "async-state.write-cache-size": write_cache,
-    }
+    own = {"memory": "1024gb", "cache-size": _USUAL.cache, "read-cache-size": _USUAL.decoded}
+    config = config_of(mode, {**own, "write-cache-size": write_cache}, _TUNING)
 
     def rows() -> Iterator[pa.RecordBatch]:
         for start in range(0, keys, _BATCH_ROWS):
@@ -142,7 +135,7 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, 
             yield from sliced(INPUT.schema, numbers * _SCATTERED % keys, numbers)
 
     with tempfile.TemporaryDirectory(prefix="asyncstate-backfill-") as folder:
-        job = Job(Path(folder), GRAINS[grain](), resolve(options, {}, _TUNING))
+        job = Job(Path(folder), GRAINS[grain](), config)
         memory, cpu = _memory(), time.process_time()
         seconds = job.run(rows())
         memory, cpu = _memory() - memory, time.process_time() - cpu
@@ -157,14 +150,11 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, 
 def _sizes(report: Report, grain: str, mode: str, keys: int, sizes: list[str], rounds: int) -> Iterator[Row]:
     runs: dict[str, list[dict[str, Any]]] = {size: [] for size in sizes}
 
-    def side(size: str) -> Side:
-        def run(_: object) -> Spent:
-            runs[size].append(found := report.alone(backfilled, grain, mode, keys, size))
-            return Spent(found["seconds"], found["cpu_seconds"])
+    def run(size: str, _: object) -> Spent:
+        runs[size].append(found := report.alone(backfilled, grain, mode, keys, size))
+        return Spent(found["seconds"], found["cpu_seconds"])
 
-        return run
-
-    spent = turns({size: side(size) for size in sizes}, rounds, warm_up=0)
+    spent = turns({size: partial(run, size) for size in sizes}, rounds, warm_up=0)
     if len({run["content"] for found in runs.values() for run in found}) > 1:
         raise WrongResult("spilled writes stored different bytes")
     for size, found in runs.items():

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -164,13 +165,10 @@ def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int
 
         return run
 
-    def drawn() -> Iterator[tuple[int, pa.RecordBatch]]:
-        random = np.random.default_rng(seed)
-        yield 0, rows(np.arange(keys), 0)  # fills the state; the second warms up
-        for number in range(1, pairs + 2):
-            yield number, rows(random.integers(0, keys, number_of_rows), number)
-
-    spent = turns({mode: side(mode) for mode in MODES}, pairs, drawn(), warm_up=2)
+    random = np.random.default_rng(seed)
+    later = ((number, rows(random.integers(0, keys, number_of_rows), number)) for number in count(1))
+    drawn = chain([(0, rows(np.arange(keys), 0))], later)  # the first fills the state, the second warms up
+    spent = turns({mode: side(mode) for mode in MODES}, pairs, drawn, warm_up=2)
     both = zip(spent["sync"], spent["async"], strict=True)
     ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in both]
     found, (low, high) = statistics.median(ratios), interval_of_median(ratios)

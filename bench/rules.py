@@ -24,10 +24,9 @@ from asyncstate.runtime import WorkerMemory
 from asyncstate.storage import ValueCache
 from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
-from bench.frame import Column, Ratio, Report, Row, Side, ratio, turns
-from bench.frame.report import Rounds, benchmark, chosen, figure, times
+from bench.frame import Ratio, Report, Rounds, Row, Side, benchmark, chosen, columns, figure, ratio, turns
 from bench.job import MODES, batches, count_and_sum, last_row
-from bench.micro.operators import CountPerKey, CountPerPair
+from bench.micro.command import CountPerKey, CountPerPair
 from bench.micro.sides import Place
 from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
@@ -56,12 +55,9 @@ class Work:
     slow: bool = False
 
     def drawn(self, seed: int) -> Iterator[np.ndarray]:
-        random = np.random.default_rng(seed)
+        random, keys, rows = np.random.default_rng(seed), self.state_keys, self.rows
         while True:
-            if self.zipf:
-                yield random.zipf(1.2, self.rows).astype(np.int64) % self.state_keys
-            else:
-                yield random.integers(0, self.state_keys, self.rows)
+            yield random.zipf(1.2, rows) % keys if self.zipf else random.integers(0, keys, rows)
 
 
 class SlowStore(RecordingStore):
@@ -135,8 +131,8 @@ def rules(
     rounds: Rounds = 7,
 ) -> None:
     """Compare micro-batches without each feedback rule with the same ones with it."""
-    columns = (Column("lost", "ratio", times, "low high"), Column("spread", "low high"))
-    report.section(f"Without a rule by with it, medians of {rounds} pairs", columns)
+    title = f"Without a rule by with it, medians of {rounds} pairs"
+    report.section(title, columns("lost: ratio as times drawn low high; spread: low high"))
 
     def row(name: str, work: str, mode: str) -> Iterator[Row]:
         size = 50 if report.tiny else WORKS[work].rows

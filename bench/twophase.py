@@ -29,7 +29,6 @@ Setting = Literal["auto", "always", "never"]
 MODES: dict[str, Setting] = {"one": "never", "two": "always", "auto": "auto"}
 """What a mode is called here, and the operator's ``local_aggregation`` in it."""
 WARM_UP = 2  # micro-batches that are not counted; ``auto`` has nothing to go by in the first
-_MINUTE = 60
 TOTALS = "totals"
 _COLUMNS = columns("""
     moved rows: rows_exchanged as short; left rows: rows_operator as short; one ms: one_s as ms
@@ -37,17 +36,14 @@ _COLUMNS = columns("""
     two time: two_ratio as times drawn; two CPU: two_cpu as times; auto time: auto_ratio as times drawn
     auto CPU: auto_cpu as times; auto on: auto_local as percent
 """)
-_NOTE = (
-    "rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator; then what "
-    "one phase takes by what the others do; on: how often auto took two"
-)
+_NOTE = """rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator;
+then what one phase takes by what the others do; on: how often auto took two"""
 
 
 class Case(NamedTuple):
     """``keys`` of rows as SQL over ``id`` and ``seed``; ``windows``: aggregated a window of event time too. ``values``:
     of so many users, and as many items, the distinct ones are counted."""
 
-    name: str
     keys: str
     windows: bool = False
     values: int = 0
@@ -69,18 +65,15 @@ def _uniform(keys: int) -> str:
     return f"pmod(xxhash64(id, {{seed}}), {keys})"
 
 
-CASES: dict[str, Case] = {
-    case.name: case
-    for case in (
-        Case("few", _uniform(1_000)),
-        Case("hot", f"if(pmod(xxhash64(id, {{seed}}, 1), 10) < 8, {_uniform(1_000)}, {_uniform(1_000_000)})"),
-        Case("many", _uniform(100_000)),
-        Case("unique", _uniform(1_000_000)),
-        Case("values", _uniform(10), values=2_000),
-        Case("one-key", "1", values=20_000),
-        Case("spread-values", _uniform(1_000), values=500),
-        Case("windows", _uniform(1_000), windows=True),
-    )
+CASES = {
+    "few": Case(_uniform(1_000)),
+    "hot": Case(f"if(pmod(xxhash64(id, {{seed}}, 1), 10) < 8, {_uniform(1_000)}, {_uniform(1_000_000)})"),
+    "many": Case(_uniform(100_000)),
+    "unique": Case(_uniform(1_000_000)),
+    "values": Case(_uniform(10), values=2_000),
+    "one-key": Case("1", values=20_000),
+    "spread-values": Case(_uniform(1_000), values=500),
+    "windows": Case(_uniform(1_000), windows=True),
 }
 
 
@@ -93,7 +86,7 @@ def _micro_batch(spark: SparkSession, case: Case, place: Path, rows: int, batch:
         "pmod(id, 3) = 0 as large",
         f"pmod(xxhash64(id, 11), {max(case.values, 1)}) as user",
         f"pmod(xxhash64(id, 12), {max(case.values, 1)}) as item",
-        f"timestamp_micros(cast(id * {_MINUTE * 1_000_000} / {rows} as bigint)) as time",
+        f"timestamp_micros(cast(id * 60000000 / {rows} as bigint)) as time",
     ).write.parquet(path)
     return spark.read.parquet(path)
 
@@ -102,31 +95,29 @@ def _job(spark: SparkSession, case: Case, place: Path, mode: Setting, cores: int
     """The job in one mode; the output of its warm-up is kept."""
 
     def aggregate(df: DataFrame, batch: MicroBatch) -> None:
-        times: Any = {"event_time": "time", "watermark_delay": "5 seconds"}
         operator = case.operator()
         operator.local_aggregation = mode
-        out = batch.apply(operator, df, key="k", uid=TOTALS, **times)
+        out = batch.apply(operator, df, key="k", uid=TOTALS, event_time="time", watermark_delay="5 seconds")
         if batch.batch_id < WARM_UP:
             kept.extend(out.collect())
 
     return JobSide(spark, place, aggregate, options={"async-state.parallelism": cores})
 
 
-def measure(
-    spark: SparkSession, case: Case, folder: Path, rows: int, rounds: int, cores: int, seed: int
-) -> Iterator[Row]:
+def measure(spark: SparkSession, of: str, place: Path, rows: int, rounds: int, cores: int, seed: int) -> Rows:
     """The three modes of a case in turns. Ratios are above 1 where two phases (``auto``) are quicker than one; those of
     processor time, over the JVM and its workers, say more than times on a machine with other work."""
+    case = CASES[of]
     kept: dict[str, list[Any]] = {name: [] for name in MODES}
-    modes = {name: _job(spark, case, folder / name, mode, cores, kept[name]) for name, mode in MODES.items()}
-    drawn = (_micro_batch(spark, case, folder, rows, batch, seed) for batch in range(WARM_UP + rounds))
+    modes = {name: _job(spark, case, place / name, mode, cores, kept[name]) for name, mode in MODES.items()}
+    drawn = (_micro_batch(spark, case, place, rows, batch, seed) for batch in range(WARM_UP + rounds))
     spent = turns(modes, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
     for name, output in kept.items():
         # Netted: with several bundles a micro-batch, one phase also emits intermediate results.
         if net(output) != net(kept["one"]):
             raise WrongResult(f"{name} emits other rows than one phase")
     # The rows after a partial aggregation are not in the job's own metrics.
-    last = spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1)))
+    last = spark.read.parquet(str(place / "input" / str(WARM_UP + rounds - 1)))
     slices = f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"
     parts = ("user", "item") if case.values else (slices,)
     keyed = [last.selectExpr("spark_partition_id()", "k", part).distinct().count() for part in parts]
@@ -139,7 +130,7 @@ def measure(
         for fact, cpu in (("ratio", False), ("cpu", True)):
             by_one = ratio(spent["one"], found, cpu)
             facts[f"{name}_{fact}"] = by_one and by_one.value
-    yield Row(name=case.name, facts=facts)
+    yield Row(name=of, facts=facts)
 
 
 @benchmark(cases="few,windows", rows=2_000, rounds=1)
@@ -155,6 +146,5 @@ def two_phase(
     names = chosen(cases, CASES, "--cases")
     with session("asyncstate-two-phase", report.folder, cores) as spark:
         report.section(f"{rows:,} rows a micro-batch, {cores} cores, medians of {rounds}", _COLUMNS, _NOTE)
-        for case in (CASES[name] for name in names):
-            folder = report.folder / case.name
-            report.case(case.name, measure, spark, case, folder, rows, rounds, cores, seed)
+        for name in names:
+            report.case(name, measure, spark, name, report.folder / name, rows, rounds, cores, seed)

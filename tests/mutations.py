@@ -513,8 +513,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/driver/commit_log.py",
-        "return self._checkpoint.read(latest.base) if latest.base >= 0 else None",
-        "return latest",
+        "base = self._checkpoint.read(latest.base) if latest.base >= 0 else None",
+        "base = latest",
         "spark/test_job.py",
     ),
     _mutation(

@@ -44,6 +44,7 @@ _GENERATOR: Final = re.compile(
 """Functions that make any number of rows of one, in SQL text or the text of a Column."""
 _VARYING: Final = {"now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
 """Functions of Spark that sqlglot may not know."""
+_NAMED_TIME: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
 
 def declared_mode(
@@ -274,7 +275,14 @@ def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
 
 def _varies(node: exp.Expression) -> bool:
     name = type(node).__name__
-    return name in _VARIES or name.startswith("Current")
+    return name in _VARIES or name.startswith("Current") or _is_time_by_name(node)
+
+
+def _is_time_by_name(node: exp.Expression) -> bool:
+    """Whether it is a date or a time such as ``DATE 'today'``."""
+    if not isinstance(node, exp.Cast) or not isinstance(node.this, exp.Literal):
+        return False
+    return node.to.this in exp.DataType.TEMPORAL_TYPES and _NAMED_TIME.match(node.this.name) is not None
 
 
 def _sentence(text: str) -> str:

@@ -36,6 +36,7 @@ _WITH_OPTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "lead": lambda column, distance, default, ignore: ops.lead(
         column, distance, default, ignore_nulls=ignore
     ),
+    "mode_descending": lambda column: ops.mode(column, descending=True),
     "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
     "percentile_descending": lambda column, at: ops.percentile(column, at, descending=True),
     "percentile_disc_descending": lambda column, at: ops.percentile_disc(column, at, descending=True),
@@ -101,14 +102,26 @@ class Expressions:
         self.computed: dict[str, str] = {}
         self.calls: dict[str, Aggregate] = {}
         self.results: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
 
     def column(self, text: str) -> str:
         """The column of the input that has the value of ``text``."""
         plain = column_of(text.strip())
         if plain is not None:
             return plain
-        name = " ".join(text.split())
+        name = self._name(text)
         self.computed[name] = text
+        return name
+
+    def _name(self, text: str) -> str:
+        """The name of what has the value of ``text``. Raises SchemaError if another text has it already."""
+        name = " ".join(text.split())
+        other = self._texts.setdefault(name, text)
+        if [one.text for one in tokens(other)] != [one.text for one in tokens(text)]:
+            raise SchemaError(
+                f"'{other}' and '{text}' differ only in the spaces of a string, so they would be one column; compute "
+                "one of them before, by with_columns(...)"
+            )
         return name
 
     def add(self, given: Aggregate | str, name: str | None = None) -> None:
@@ -141,7 +154,7 @@ class Expressions:
             return quoted(name)
         parts, at = [], 0
         for call in calls:
-            result = " ".join(call.text.split())
+            result = self._name(call.text)
             self.calls[result] = self._declared(call).alias(result)
             own = f"coalesce({quoted(result)}, array())" if call.is_list else quoted(result)
             parts += [text[at : call.start], own]

@@ -68,6 +68,7 @@ _AT_FRACTIONS: Final = {
 }
 _OF_TWO: Final = ("MaxBy", "MinBy", "Corr", "CovPopulation", "CovSample")
 _SAME_DISTINCT: Final = {"Min", "Max", "HyperLogLogPlusPlus"}
+_KEEPS_NULLS: Final = '"ignoreNulls":false'
 _MARKS: Final = ("spark.timeWindow", "spark.sessionWindow")
 _LENGTH: Final = re.compile(r"\+ (\d+)\), LongType")
 
@@ -120,9 +121,13 @@ class Calls:
             return self._at_fractions(e, distinct, where)
         if kind not in _FUNCTIONS:
             raise _without_operator(e)
+        if kind in ("CollectList", "CollectSet") and _KEEPS_NULLS in str(function.toJSON()):
+            raise refusal("RESPECT NULLS of collected values", "collect struct(x), whose x may be null", e)
         columns = [self.given.argument(one) for one in parts[: 2 if kind in _OF_TWO else 1]]
         distinct = kind == "CollectSet" or (distinct and kind not in _SAME_DISTINCT)
         own = _FUNCTIONS[kind]
+        if kind == "Mode" and option(function.reverseOpt()) is False:  # WITHIN GROUP (ORDER BY ... DESC)
+            own += "_descending"
         found = self.call(own, type_of(e), *columns, distinct=distinct, where=where)
         return f"coalesce({found}, array())" if own == "collect" else found
 
@@ -230,7 +235,8 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     rows = rows.only(list(dict.fromkeys(names)) or rows.node.names[:1])
     columns = [ir.Column(name, rows.node.type_of(name)) for name in keys]
     if windowed is not None:
-        columns += [ir.Column(name, "timestamp") for name in ir.WINDOW_COLUMNS[:2]]
+        kind = rows.node.type_of(windowed.time)
+        columns += [ir.Column(name, kind) for name in ir.WINDOW_COLUMNS[:2]]
         texts[windowed.attribute] = "named_struct('start', `window_start`, 'end', `window_end`)"
     common: dict[str, Any] = {
         "inputs": (rows.node,),
@@ -289,7 +295,7 @@ def _window(reader: Reader, plan: Any, grouping: Sequence[Any], below: set[int])
                 child = reader.plan(plan.child(), below)
             time = child.names[id_of(one)]
             if reader.is_final(child.node, time):
-                return _Windowed(child, time, _lengths(str(made.toString()), plan), id_of(one))
+                return _Windowed(child, time, _lengths(reader, str(made.toString()), plan), id_of(one))
         if marks[:1] == [_MARKS[1]]:
             raise refusal(
                 "session_window over rows without a watermark",
@@ -332,13 +338,19 @@ def _definition(plan: Any, own: int) -> Any:
     return None
 
 
-def _lengths(text: str, plan: Any) -> tuple[str | int, ...]:
+def _lengths(reader: Reader, text: str, plan: Any) -> tuple[str | int, ...]:
     """The window that Spark's expression is: (kind, lengths in microseconds ...)."""
     if "%" not in text:
         gap = re.search(r"\+ ([^,]*), TimestampType", text)
         if gap is None or not re.fullmatch(r"[\d.]+ \w+( [\d.]+ \w+)*", gap[1]):
             raise refusal(
                 "session_window with a gap that is not constant", "give a string such as '10 minutes'", plan
+            )
+        if "day" in gap[1] and not reader.catalyst.is_fixed_zone:
+            raise refusal(
+                "session_window with a gap of days in a time zone where some days have 23 or 25 hours",
+                "give hours, such as '24 hours', or set spark.sql.session.timeZone to UTC",
+                plan,
             )
         return "session", gap[1]
     step = re.search(r"% (\d+)\)", text)

@@ -12,9 +12,11 @@ computed here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from py4j.java_gateway import JavaObject
@@ -26,6 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import EnvironmentSetupError, SqlError
 from asyncstate.spark.column_types import quoted
+from asyncstate.sql_words import Words
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -55,7 +58,16 @@ _LEFT_OUT: Final = {
 }
 _SPARK_MIN: Final = 4
 _ROUNDS_MAX: Final = 100
-_CHANGES: Final = re.compile(r"\b(current_timestamp|now|current_date|localtimestamp|current_time)\(")
+_CHANGING: Final = {
+    "ComputeCurrentTime": re.compile(
+        r"\b(current_timestamp|now|current_date|localtimestamp|current_time)(?=\()"
+    ),
+    "SpecialDatetimeValues": re.compile(r"\bcast\(\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE),
+}
+"""By the rule of Spark that evaluates it, what changes with time."""
+_OF_FUNCTION: Final = ("inputParam", "returnType", "expression", "query")
+_NAMED: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_TIMES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ")
 
 
 class Tree(JavaObject):  # type: ignore[misc]  # py4j has no types
@@ -113,6 +125,8 @@ class Catalyst:
         self._lists = jvm.java.util.ArrayList
         self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
         self._apply = _applying(jvm, spark.sparkContext._gateway)
+        self.functions: dict[str, str] = {}
+        """The temporary functions that are SQL, by name what they are."""
         self._batches: list[tuple[int, Any]] | None = None
         # Plans and expressions are searched and compared as texts, which Spark cuts after 25 fields.
         self.session.conf.set("spark.sql.debug.maxToStringFields", str((1 << 31) - 1))
@@ -142,6 +156,7 @@ class Catalyst:
         theirs.catalog().copyStateTo(ours.catalog())
         for name, view in kept.items():
             ours.catalog().createTempView(name, view, True)
+        self.functions.clear()
         registry = theirs.functionRegistry()
         for one in items(theirs.catalog().listTemporaryFunctions()):
             try:
@@ -153,6 +168,14 @@ class Catalyst:
             if info.isDefined():
                 builder = registry.lookupFunctionBuilder(one).get()
                 ours.functionRegistry().registerFunction(one, info.get(), builder)
+                self._note(str(one.funcName()), info.get())
+
+    def _note(self, name: str, info: Any) -> None:
+        """Remember what a function is, if its text becomes part of a plan."""
+        if str(info.getClassName()).startswith("sqlFunction"):
+            given = json.loads(info.getUsage())
+            kept = {key: given.get(f"sqlFunction.{key}") for key in _OF_FUNCTION}
+            self.functions[name] = json.dumps(kept, sort_keys=True)
 
     @property
     def is_fixed_zone(self) -> bool:
@@ -170,6 +193,13 @@ class Catalyst:
 
     def parsed(self, text: str, shown: str) -> Any:
         """The parsed statement; ``shown``: its text in errors. Raises SqlError."""
+        words = Words(text)
+        for at, (one, two) in enumerate(pairwise(words.tokens)):
+            if one.upper in _TIMES and two.kind == "string" and _NAMED.match(two.value):
+                raise words.refusal(
+                    *(at, at + 2, "a time that changes without a row"),
+                    "compare with now() or current_date(), or put the time into a column of the source",
+                )
         with sql_errors(shown):
             return self.java.sessionState().sqlParser().parsePlan(text)
 
@@ -193,14 +223,17 @@ class Catalyst:
         """The analyzed plan of a parsed one. Raises SqlError."""
         found = self.rows(plan, text)._jdf.queryExecution().analyzed()
         with self.active():
-            changing = _CHANGES.search(found.toString())
-            # The text has literals, too; the rule replaces only what is called.
-            rule = self.jvm.org.apache.spark.sql.catalyst.optimizer.ComputeCurrentTime
-            if changing is not None and rule.apply(found).fastEquals(found):
-                changing = None
-        if changing is not None:
+            said, rules = found.toString(), self.jvm.org.apache.spark.sql.catalyst.optimizer
+            # The text has other literals, too; a rule replaces only what changes.
+            changing = [
+                words[1]
+                for name, pattern in _CHANGING.items()
+                if (words := pattern.search(said)) is not None
+                and not getattr(rules, name).apply(found).fastEquals(found)
+            ]
+        if changing:
             raise SqlError(
-                f"{changing[1]}() changes without a row that says so; put the time into a column of the source, or "
+                f"{changing[0]} changes without a row that says so; put the time into a column of the source, or "
                 "declare an event time and use windows"
             )
         return found

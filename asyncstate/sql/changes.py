@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.errors import SqlError
+from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.explained import said
 
 if TYPE_CHECKING:
     from asyncstate.sql.statements import Compiled
+
+_ZONE: Final = "spark.sql.session.timeZone"
+_TIMES: Final = re.compile("time|date", re.IGNORECASE)
+_VALID: Final = re.compile(r"\(`[^`]+` IS NOT NULL\)")
 
 
 def digests(root: ir.Node, lineage: Mapping[str, str]) -> dict[ir.Node, str]:
@@ -36,10 +44,39 @@ def digests(root: ir.Node, lineage: Mapping[str, str]) -> dict[ir.Node, str]:
     return found
 
 
-class Operators:
-    """The uids of a statement's operators. ``old``: the statement whose state the checkpoint has, if any."""
+def in_local_time(root: ir.Node, views: Collection[str]) -> set[ir.Node]:
+    """The nodes whose rows may be others in another time zone of the session: those that compute something of times or
+    dates, and all that read their rows. ``views``: those among the views that are kept."""
+    found = set[ir.Node]()
+    for node in ir.walk(root):
+        is_view = isinstance(node, ir.Scan) and node.source in views
+        if is_view or found.intersection(node.inputs) or any(map(partial(_is_of_time, node), _texts(node))):
+            found.add(node)
+    return found
 
-    def __init__(self, now: Compiled, old: Compiled | None) -> None:
+
+def _texts(node: ir.Node) -> Sequence[str]:
+    if isinstance(node, ir.Project):
+        return [text for text in node.texts if column_of(text) is None]
+    return (
+        node.conditions
+        if isinstance(node, ir.Filter)
+        else [node.text]
+        if isinstance(node, ir.Explode)
+        else []
+    )
+
+
+def _is_of_time(node: ir.Node, text: str) -> bool:
+    read = [one.type for given in node.inputs for one in given.columns if quoted(one.name) in text]
+    return _VALID.fullmatch(text) is None and any(map(_TIMES.search, [text, *read]))
+
+
+class Operators:
+    """The uids of a statement's operators. ``old``: the statement whose state the checkpoint has, if any; ``views``:
+    see ``in_local_time``."""
+
+    def __init__(self, now: Compiled, old: Compiled | None, views: Collection[str] = ()) -> None:
         assert now.root is not None
         self._now, self._old = now, old
         self._nodes = list(ir.walk(now.root))
@@ -47,6 +84,9 @@ class Operators:
         has_old = old is not None and old.root is not None
         self._old_nodes = list(ir.walk(old.root)) if has_old else []  # type: ignore[union-attr, arg-type]
         self._old_digests = digests(old.root, old.lineage) if has_old else {}  # type: ignore[union-attr, arg-type]
+        zone, was = (None if one is None else one.made_from.get(_ZONE) for one in (now, old))
+        self._zones = f"{_ZONE} was {was}, is {zone}"
+        self._local = in_local_time(now.root, views) if zone != was and zone and was else set[ir.Node]()
         self._changed: dict[str, str] = {}
         self.uids: dict[str, tuple[str, int]] = {}
         """By the uid of the first generation: the uid, and the number of the node."""
@@ -57,11 +97,12 @@ class Operators:
         if old is not None:
             was = old.operators.get(own)
             before = None if was is None else self._old_nodes[was[1]]
-            if was is not None and before is not None and self._old_digests[before] == self._digests[node]:
+            is_same = before is not None and self._old_digests[before] == self._digests[node]
+            if was is not None and is_same and node not in self._local:
                 uid = was[0]
             else:
                 uid = f"{own}-v{old.generation + 1}"
-                self._changed[own] = self._difference(before, node)
+                self._changed[own] = self._zones if is_same else self._difference(before, node)
         self.uids[own] = uid, self._nodes.index(node)
         return uid
 

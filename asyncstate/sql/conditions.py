@@ -71,8 +71,8 @@ def _compared(what: str, one: Any, two: Any, floats: bool) -> Any:
     if what == "=":
         return plain | (first & second)
     if what in (">", ">="):
-        return plain | (first if what == ">=" else first & ~second)
-    return plain | (second if what == "<=" else second & ~first)
+        return plain | (first & (two.is_valid() if what == ">=" else ~second))
+    return plain | (second & (one.is_valid() if what == "<=" else ~first))
 
 
 def is_met(condition: Any, row: Row, match: Any) -> bool:

@@ -158,6 +158,8 @@ class Expressions:
         self._retyped = False
         self.volatile: list[Any] = []
         """Expressions whose value differs from one evaluation to the next."""
+        self.varying: set[str] = set()
+        """Their texts."""
 
     def generator(self, expression: Any, names: Mapping[int, str]) -> str:
         """The text of a generator, of which only the arguments are checked."""
@@ -175,6 +177,8 @@ class Expressions:
         self._retyped = False
         made = self._rebuilt(expression, names, replaced or {})
         found = _with_lambdas(str(made.sql()))
+        if volatile:
+            self.varying.add(found)
         probe = {own: self._probe(own) for own in replaced or {}}
         if replaced:  # what is checked has columns in place of aggregates and subqueries
             made = self._rebuilt(expression, names, probe)
@@ -277,6 +281,9 @@ class Expressions:
         if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
             self._retyped = True
             return self.read(f"CAST({e.sql()} AS {e.dataType().sql()})")
+        if kind == "Literal" and typed and names is not None and self._is_another_time(e):
+            self._retyped = True
+            return self.read(f"timestamp_micros({e.value()}L)")
         parts = children(e)
         if not parts:
             return e
@@ -294,6 +301,12 @@ class Expressions:
         if mode != "LEGACY" or kind != "Cast" or type_of(e.child()) != "string":
             return mode == "TRY"
         return bool(self._catalyst.session.conf.get("spark.sql.ansi.enabled") == "true")  # of try_to_date
+
+    def _is_another_time(self, literal: Any) -> bool:
+        """Whether a time is written as another one: a local time that there is twice, when summer time ends."""
+        if type_of(literal) != "timestamp" or literal.value() is None:
+            return False
+        return bool(self.read(str(literal.sql())).value() != literal.value())
 
     def _replacement(self, e: Any, given: Any) -> Any:
         return self.read(given) if isinstance(given, str) else given(e)

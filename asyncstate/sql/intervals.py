@@ -63,19 +63,12 @@ def interval_of(
 
 
 def interval_join(node: ir.Join, interval: Interval) -> ir.Node:
-    """The nodes of a join. The operator has no place in time for a row without one: a row that is kept although it
-    has no partner goes around it."""
+    """The nodes of a join. A row that is kept although it has no partner goes around it if it has no time."""
     inputs, around = list(node.inputs), list[ir.Node]()
     for side in _KEPT.get(node.how, ()):
-        given, time = node.inputs[side], quoted(interval.times[side])
         if interval.nullable[side]:
-            timed = ir.Filter(inputs=(given,), columns=given.columns, conditions=(f"{time} IS NOT NULL",))
-            inputs[side] = timed
-            made = {
-                one: quoted(one.name) if one in given.columns else f"CAST(NULL AS {one.type})"
-                for one in node.columns
-            }
-            around.append(ir.Project.of(replace(timed, conditions=(f"{time} IS NULL",)), made))
+            inputs[side], others = by_time(node.inputs[side], interval.times[side], node.columns)
+            around.append(others)
     joined = ir.IntervalJoin(
         inputs=tuple(inputs),
         columns=node.columns,
@@ -89,6 +82,15 @@ def interval_join(node: ir.Join, interval: Interval) -> ir.Node:
         sql=node.sql,
     )
     return ir.Union(inputs=(joined, *around), columns=node.columns) if around else joined
+
+
+def by_time(given: ir.Node, column: str, shown: Sequence[ir.Column]) -> tuple[ir.Node, ir.Node]:
+    """The rows with a time, and those without one as they come out of an outer join with the columns ``shown``: an
+    operator that waits for the watermark has no place in time for these."""
+    time = quoted(column)
+    timed = ir.Filter(inputs=(given,), columns=given.columns, conditions=(f"{time} IS NOT NULL",))
+    made = {one: quoted(one.name) if one in given.columns else f"CAST(NULL AS {one.type})" for one in shown}
+    return timed, ir.Project.of(replace(timed, conditions=(f"{time} IS NULL",)), made)
 
 
 def _difference(
@@ -134,8 +136,12 @@ def _length(reader: Reader, e: Any, time: str, whole: int) -> int | None:
     kind = type_of(e)
     if kind_of(e) != "Literal" or not kind.startswith("interval") or "month" in kind or "year" in kind:
         return None
-    if e.value() is None or (
-        time == "timestamp" and abs(e.value()) >= whole and not reader.catalyst.is_fixed_zone
-    ):
+    if e.value() is None or not has_one_length(reader, int(e.value()), time, whole):
         return None
     return int(e.value())
+
+
+def has_one_length(reader: Reader, microseconds: int, time: str, whole: int = _DAY_US) -> bool:
+    """Whether an interval is as long after each ``time``, which is a type: to Spark its days are those of the session's
+    time zone, which may have 23 or 25 hours. ``whole``: from which length on it has days."""
+    return time != "timestamp" or abs(microseconds) < whole or reader.catalyst.is_fixed_zone

@@ -14,6 +14,7 @@ from asyncstate.sql import ir
 from asyncstate.sql.aggregates import Calls
 from asyncstate.sql.catalyst import items
 from asyncstate.sql.expressions import children, id_of, ids_in, kind_of, refusal, type_of
+from asyncstate.sql.intervals import has_one_length
 from asyncstate.sql.rows import Given, Needed, Read
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ def read_over(reader: Reader, plan: Any, needed: Needed) -> Read:
         below = needed.union(*map(ids_in, [*expressions, *order, *partition]))
         below -= {id_of(one) for one in expressions}
     given = Given(reader, reader.plan(plan.child(), below))
-    calls = {frame: Calls(given) for frame in dict.fromkeys(map(_frame, expressions))}
+    frames = [_frame(reader, one) for one in expressions]
+    calls = {frame: Calls(given) for frame in dict.fromkeys(frames)}
     in_days = any(frame[0] == "range" and {*frame[1:]} - {None, 0} for frame in calls) and _is_by_date(order)
-    texts = {reader.name(one): (_call(one, calls[_frame(one)]), type_of(one)) for one in expressions}
+    pairs = zip(expressions, frames, strict=True)
+    texts = {reader.name(one): (_call(one, calls[frame]), type_of(one)) for one, frame in pairs}
     by = given.order(order, partial(_day, given) if in_days else None)
     key, node = given.key(partition), given.node()
     for frame, one in calls.items():
@@ -124,7 +127,7 @@ def _default(function: Any) -> Any:
     return str(default.toString()) if type_of(default) == "string" else value
 
 
-def _frame(alias: Any) -> Frame:
+def _frame(reader: Reader, alias: Any) -> Frame:
     over = alias.child()
     if kind_of(over) != "WindowExpression":
         raise refusal(f"{over.sql()} in a window", "write it as a function OVER (...)", over)
@@ -132,8 +135,16 @@ def _frame(alias: Any) -> Frame:
     if kind_of(function) in _WITHOUT_FRAME:
         return "rows", None, 0
     kind = "range" if frame.frameType().toString().startswith("Range") else "rows"
-    unit = _DAY if kind == "range" and _is_by_date(items(over.windowSpec().orderSpec())) else 1
+    order = items(over.windowSpec().orderSpec())
+    unit = _DAY if kind == "range" and _is_by_date(order) else 1
     before, after = _end(frame.lower(), over, unit), _end(frame.upper(), over, unit)
+    is_by_time = kind == "range" and [type_of(one.child()) for one in order] == ["timestamp"]
+    if is_by_time and not all(has_one_length(reader, end or 0, "timestamp") for end in (before, after)):
+        raise refusal(
+            "a frame of days in a time zone where some days have 23 or 25 hours",
+            "give hours, fewer than 24, order by a date or a TIMESTAMP_NTZ, or set spark.sql.session.timeZone to UTC",
+            over,
+        )
     ends = None if before is None else -before, after
     return ("whole",) if ends == (None, None) else (kind, *ends)
 
@@ -148,7 +159,7 @@ def _end(bound: Any, over: Any, unit: int) -> int | None:
     kind, sign = type_of(bound), 1
     while kind_of(bound) == "UnaryMinus":
         bound, sign = bound.child(), -sign
-    is_time = "day" in kind or "second" in kind
+    is_time = kind.startswith("interval") and "month" not in kind and "year" not in kind
     if kind_of(bound) != "Literal" or not (is_time or kind in ("tinyint", "smallint", "int", "bigint")):
         raise refusal("a frame of this length", "give a number, or an interval of days to seconds", over)
     length = sign * int(bound.value())

@@ -13,6 +13,7 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
 from asyncstate.sql.expressions import conjuncts, id_of, ids_in, is_only_valid, kind_of, refusal, type_of
+from asyncstate.sql.intervals import by_time
 from asyncstate.sql.match import columns_read, read_match
 from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
 from asyncstate.sql.syntax import Part
@@ -200,20 +201,26 @@ def temporal_join(
     keys: Sequence[tuple[str, Any]],
     times: Sequence[Any],
     sql: str = "",
+    keeps_all: bool = False,
 ) -> Read:
     """Rows with the versions that they choose. ``keys``: columns of the rows, and of the versions; ``times``: of both,
-    none for the newest versions."""
+    none for the newest versions; ``keeps_all``: also rows without a time."""
     rows, names = given.node(), {**given.read.names, **versions.names}
-    node = ir.TemporalJoin(
+    columns = (*rows.columns, *versions.node.columns)
+    around = list[ir.Node]()
+    if keeps_all:
+        rows, others = by_time(rows, names[id_of(times[0])], columns)
+        around.append(others)
+    node: ir.Node = ir.TemporalJoin(
         inputs=(rows, versions.node),
-        columns=(*rows.columns, *versions.node.columns),
+        columns=columns,
         how=how,
         left_key=tuple(key for key, _ in keys),
         right_key=tuple(versions.names[id_of(two)] for _, two in keys),
         times=tuple(names[id_of(one)] for one in times),
         sql=sql,
     )
-    return Read(node, names)
+    return Read(ir.Union(inputs=(node, *around), columns=columns) if around else node, names)
 
 
 def _looked_up(

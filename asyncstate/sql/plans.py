@@ -402,15 +402,15 @@ class Reader:
 
     def _globallimit(self, plan: Any, needed: Needed) -> Read:
         limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
-        while kind_of(below) == "LocalLimit":
+        # Where they optimize subqueries, Spark's own rules have pushed limits down.
+        while kind_of(below) in ("LocalLimit", "Offset"):
+            offset += int(below.offsetExpr().toString()) if kind_of(below) == "Offset" else 0
             below = below.child()
-        if kind_of(below) == "Offset":
-            offset, below = int(below.offsetExpr().toString()), below.child()
         if limit == 0:
             raise refusal("LIMIT 0 has no rows", "leave the query out", plan)
         projects, node = [], below
-        while kind_of(node) == "Project":
-            projects.append(node)
+        while kind_of(node) in ("Project", "LocalLimit"):
+            projects += [node] if kind_of(node) == "Project" else []
             node = node.child()
         if kind_of(node) != "Sort":
             child = self.plan(below, needed)
@@ -589,12 +589,24 @@ class Reader:
         if how is None or not times or rest or not pairs or not all(plain) or any(pair[2] for pair in pairs):
             raise refusal(
                 "this ASOF JOIN",
-                "write ASOF [LEFT] JOIN r MATCH_CONDITION (l.time >= r.time) ON l.key = r.key, with columns alone",
+                "write [LEFT] ASOF JOIN r MATCH_CONDITION (l.time >= r.time) ON l.key = r.key, with columns alone",
                 plan,
             )
         given, versions = Given(self, self.plan(plan.left(), None)), self.plan(plan.right(), None)
+        known = zip((given.read, versions), times, strict=True)
+        if not all(
+            id_of(one) in side.names and self.is_final(side.node, side.names[id_of(one)])
+            for side, one in known
+        ):
+            raise refusal(
+                "ASOF JOIN by a time that is no event time of insertions, so later rows could change its rows",
+                "declare event_time= and watermark_delay= at both sources, or write JOIN r FOR SYSTEM_TIME AS OF "
+                "l.time, which takes the row as it was at that time",
+                plan,
+            )
         keys = [(given.column("key", one), two) for one, two, _ in pairs]
-        return temporal_join(given, versions, how, keys, times)
+        keeps_all = how == "left" and bool(times[0].nullable())
+        return temporal_join(given, versions, how, keys, times, fragment(plan), keeps_all)
 
     # -- rankings and windows -----------------------------------------------------------------------------
 

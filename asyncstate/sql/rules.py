@@ -8,7 +8,7 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from asyncstate.dataflow.arrow_sql import column_of
@@ -18,10 +18,16 @@ from asyncstate.sql.lineage import is_valid
 from asyncstate.sql.rankings import best_rows, of_closed_windows
 
 
-def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool], keeps_all: bool = True) -> ir.Node:
+def compacted(
+    root: ir.Node,
+    is_final: Callable[[ir.Node, str], bool],
+    keeps_all: bool = True,
+    varying: Collection[str] = (),
+) -> ir.Node:
     """The same plan with fewer nodes: a projection that only picks columns goes into the scan or projection below;
     groups by windows of event time that close, see ``is_final``, become window aggregates; a join with the best of
-    each group becomes a ranking, unless rows are forgotten (not ``keeps_all``)."""
+    each group becomes a ranking, unless rows are forgotten (not ``keeps_all``). ``varying``: texts whose value differs
+    from one evaluation to the next, which stay one evaluation."""
     readers = Counter(one for node in ir.walk(root) for one in node.inputs)
     done: dict[ir.Node, ir.Node] = {}
     for node in ir.walk(root):
@@ -35,13 +41,13 @@ def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool], keeps_all
             new = best_rows(new) or new
         if keeps_all and isinstance(new, ir.Filter) and readers[node.inputs[0]] == 1:
             new = best_rows(new.inputs[0], new.conditions) or new
-        while isinstance(new, ir.Project) and (merged := _merged(new, readers)) is not None:
+        while isinstance(new, ir.Project) and (merged := _merged(new, readers, varying)) is not None:
             new = merged
         done[node], readers[new] = new, readers[node]
     return done[root]
 
 
-def _merged(node: ir.Project, readers: Counter[ir.Node]) -> ir.Node | None:
+def _merged(node: ir.Project, readers: Counter[ir.Node], varying: Collection[str]) -> ir.Node | None:
     """A projection that only picks columns, and the node below as one; None if they stay two."""
     (below,), picked = node.inputs, picked_columns(node)
     if picked is None:
@@ -51,6 +57,8 @@ def _merged(node: ir.Project, readers: Counter[ir.Node]) -> ir.Node | None:
         return replace(below, columns=node.columns, own=tuple(own[name] for name in picked))
     if isinstance(below, ir.Project) and (readers[below] < 2 or picked_columns(below) is not None):
         texts = dict(zip(below.names, below.texts, strict=True))
+        if any(count > 1 and texts[name] in varying for name, count in Counter(picked).items()):
+            return None
         return replace(node, inputs=below.inputs, texts=tuple(texts[name] for name in picked))
     return None
 

@@ -23,7 +23,7 @@ from asyncstate.runtime import FILE_NAME_RULE, names_files
 from asyncstate.sql import ir
 from asyncstate.sql.build import Builder, Built, LookupTable
 from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
-from asyncstate.sql.changes import Operators, digests
+from asyncstate.sql.changes import Operators, digests, in_local_time
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.lineage import event_time_sources
@@ -113,11 +113,13 @@ def is_readable(text: bytes) -> bool:
 
 @dataclass
 class Table:
-    """A source or a stored view, and its time attributes; ``digest``: of the plan of a view that is kept."""
+    """A source or a stored view, and its time attributes; of a view that is kept the ``digest`` of its plan, and if
+    its rows ``are_local``: see ``in_local_time``."""
 
     built: Built
     times: Times = field(default_factory=Times)
     digest: str = ""
+    are_local: bool = False
 
     @property
     def has_delay(self) -> bool:
@@ -171,7 +173,7 @@ class SqlContext:
             self._catalyst = Catalyst(self._spark)
         schemas = {name: table.built.schema for name, table in self.tables.items()}
         for name, schema in (schemas | {name: one.schema for name, one in self.lookups.items()}).items():
-            self._catalyst.add(name, from_arrow_schema(schema))
+            self._catalyst.add(name, from_arrow_schema(schema, prefer_timestamp_ntz=True))
         return self._catalyst
 
     def check_free(self, name: str) -> None:
@@ -332,7 +334,8 @@ class SqlContext:
         analyzed = self.catalyst.analyzed(parsed, text)
         plan = self.catalyst.optimized(analyzed, text)
         reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
-        root = compacted(reader.read(plan), self._is_final, keeps_all)
+        root = reader.read(plan)
+        root = compacted(root, self._is_final, keeps_all, reader.expressions.varying)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
 
@@ -367,6 +370,8 @@ class SqlContext:
         if read.kind == "view":
             self.check_free(name)
         now, stored = self._made_from(read.text), (self._given or self._stored).get(name)
+        if stored is not None and self._given is not None:  # without a compiler functions are not known
+            now |= {one: said for one, said in stored.made_from.items() if one.startswith("function ")}
         differing = [] if stored is None else _differing(stored.made_from, now)
         if stored is not None and not differing:
             compiled = stored
@@ -382,7 +387,8 @@ class SqlContext:
         if read.kind == "view":
             assert compiled.root is not None
             digest = digests(compiled.root, self.compiled[name].lineage)[compiled.root]
-            self.add(name, Table(built, digest=digest))
+            are_local = compiled.root in in_local_time(compiled.root, self._local_views())
+            self.add(name, Table(built, digest=digest, are_local=are_local))
         return built
 
     def build(
@@ -398,7 +404,8 @@ class SqlContext:
         read = dict.fromkeys(node.source for node in ir.walk(root) if isinstance(node, ir.Scan))
         tables = {name: self._rows(name) for name in read}
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
-        operators = Operators(replace(compiled, lineage=lineage), self._before(compiled.name))
+        was = self._before(compiled.name)
+        operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
         builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)
         built = builder.materialized(root, keys) if keys else builder.build(root)
         builder.check_kept(root)
@@ -406,6 +413,9 @@ class SqlContext:
         compiled = self.compiled[compiled.name] = replace(compiled, lineage=lineage, **stored)
         built.stream._flow.superseded.update(compiled.dropped)
         return built
+
+    def _local_views(self) -> set[str]:
+        return {name for name, table in self.tables.items() if table.are_local}
 
     def _before(self, name: str) -> Compiled | None:
         """The statement of this name, if the checkpoint has the state of its operators."""
@@ -421,18 +431,20 @@ class SqlContext:
         assert self._spark is not None
         found: dict[str, Any] = {"the statement": text}
         texts = [text]
+        functions = {} if self._catalyst is None else self._catalyst.functions
         for one in texts:  # views in views come later in the list
-            for name, view in self._views.items():
-                if name.lower() in one.lower() and view not in texts:
-                    texts.append(view)
-                    found[f"view '{name}'"] = view
+            for what, known in (("view", self._views), ("function", functions)):
+                for name, said in known.items():
+                    if name.lower() in one.lower() and said not in texts:
+                        texts.append(said)
+                        found[f"{what} '{name}'"] = said
         facts = {("table", name): table.facts for name, table in self.tables.items()}
         of_lookups = {name: str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
-        for (what, name), said in (
+        for (kind, name), fact in (
             facts | {("lookup", name): one for name, one in of_lookups.items()}
         ).items():
             if any(name.lower() in one.lower() for one in texts):
-                found[f"{what} '{name}'"] = said
+                found[f"{kind} '{name}'"] = fact
         found |= {"windows": "updating"} if self._updating else {}
         return {**found, **{key: self._spark.conf.get(key) for key in SETTINGS}}
 

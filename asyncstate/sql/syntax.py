@@ -244,6 +244,7 @@ class Syntax:
             return None
         tables = self._context.tables.values()
         is_column = word.lower() in {name.lower() for one in tables for name in one.built.schema.names}
+        is_column |= any(words.has(place, f"AS {word}") for place in range(len(words)))
         if not is_call and (word in ("NOW", "CURDATE") or is_column):
             return None
         self.catalyst.add(CLOCK, StructType([StructField("now", TimestampType(), nullable=False)]))

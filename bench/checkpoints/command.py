@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,9 +36,8 @@ from asyncstate.spark import MicroBatch
 from asyncstate.storage import RocksDBStore
 from bench.checkpoints import driven
 from bench.checkpoints.driven import SNAPSHOT_INTERVAL, DrivenJob, fill_keys, instead, settings
-from bench.frame import Report, Row, WrongResult, columns, medians, ratio, turns
-from bench.frame.report import Seed, benchmark, chosen
-from bench.job import Job, batches, count_and_sum, draws
+from bench.frame import Report, Row, Seed, WrongResult, benchmark, chosen, columns, medians, ratio, turns
+from bench.job import MODES, Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks, Spent, TreeClocks
 from bench.session import JobSide, session
 
@@ -52,11 +51,9 @@ RECOVERY = columns("""
     replay /read: open_ratio as times drawn; batch s: first_batch_s; CPU s: first_batch_cpu_s
     replay /batch: first_batch_ratio as times drawn; aim: aim as times
 """)
-RECOVERY_NOTE = (
-    "replay, most favourable to it: the operator alone over all micro-batches that made the state, without reading "
-    "the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page cache; "
-    "until a first read, and until a first micro-batch is done and the store released."
-)
+RECOVERY_NOTE = """replay, most favourable to it: the operator alone over all micro-batches that made the state,
+without reading the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page
+cache; until a first read, and until a first micro-batch is done and the store released."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -135,15 +132,11 @@ def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch])
     replay takes besides does not count: reading the input, Spark, the exchange."""
     output = xxhash.xxh3_128()
     job = Job(folder, count_and_sum(), settings(folder))
-    seconds = cpu = 0.0
     with driven.without_checkpoint():
-        for replayed in map(batches, history):
-            clocks = Clocks()
-            job.run(replayed)
-            spent = clocks.spent()
-            seconds, cpu = seconds + spent.seconds, cpu + (spent.cpu_seconds or 0.0)
+        spent = turns({"replay": job.run}, len(history), map(batches, history), warm_up=0)["replay"]
         job.on_output = lambda batch: output.update(batch.serialize())
         job.run(rows)
+    seconds, cpu = sum(each.seconds for each in spent), sum(each.cpu_seconds or 0.0 for each in spent)
     return Recovered(seconds, cpu, output.hexdigest())
 
 
@@ -157,32 +150,25 @@ COMMITS = columns("""
     over plain: plain as percent drawn; over snap: snapshot as percent; over mean: every as percent drawn
     aim: aim as {:.0%}
 """)
-COMMITS_NOTE = (
-    "without: the same micro-batch, its changes written to a sorted file and ingested by the local store; no file in "
-    "the checkpoint, no checksums, no sync, no snapshot, no manifest. over: what a checkpoint adds, medians of the "
-    "pairs without a snapshot, of those with one, and the mean over a snapshot interval."
-)
+COMMITS_NOTE = """without: the same micro-batch, its changes written to a sorted file and ingested by the local store;
+no file in the checkpoint, no checksums, no sync, no snapshot, no manifest. over: what a checkpoint adds, medians of the
+pairs without a snapshot, of those with one, and the mean over a snapshot interval."""
 
 
 def commit_cost(
-    folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
+    folder: Path, mode: str, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
 ) -> list[Row]:
     """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
-    whole = DrivenJob(folder / "with", settings(folder / "with", enabled))
-    bare = Job(folder / "without", count_and_sum(), settings(folder / "without", enabled))
-    snapshots: list[bool] = []
-
-    def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
-        with driven.without_checkpoint():
-            bare.run(rows)
-
+    whole = DrivenJob(folder / "with", settings(folder / "with", mode))
+    bare = Job(folder / "without", count_and_sum(), settings(folder / "without", mode))
+    run_bare, snapshots = driven.without_checkpoint()(bare.run), list[bool]()
     whole.fill(state_keys)
     for keys in fill_keys(state_keys):
         run_bare(batches(keys))
     sides = {"with": lambda rows: snapshots.append(whole.snapshot_with(rows)), "without": run_bare}
     spent = turns(sides, rounds, map(batches, draws(state_keys, changed, seed)), warm_up=_WARM_UP)
     facts = {"changed_keys": changed, "state_keys": state_keys, "aim": aim}
-    return [commit_row("async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts)]
+    return [commit_row(mode, spent, snapshots[_WARM_UP:], facts)]
 
 
 def commit_row(name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[bool], facts: Facts) -> Row:
@@ -191,10 +177,8 @@ def commit_row(name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[
     found = dict(facts)
     found["without_s"], found["without_cpu_s"] = medians(spent["without"], scale=1)
     for which, kind in ((False, "plain"), (True, "snapshot")):
-        mine, others = (
-            [each for each, snapshot in zip(spent[side], snapshots, strict=True) if snapshot == which]
-            for side in ("with", "without")
-        )
+        these = [snapshot == which for snapshot in snapshots]
+        mine, others = (list(compress(spent[side], these)) for side in ("with", "without"))
         found[f"{kind}_s"], found[f"{kind}_cpu_s"] = medians(mine, scale=1)
         by, cpu = ratio(mine, others), ratio(mine, others, cpu=True)
         found[kind] = by and by.value - 1
@@ -259,11 +243,9 @@ BYTES = columns("""
     if whole: whole_bytes as kib drawn; driver: driver_bytes as kib; re- writes: rewrites
     snap- shots: snapshots
 """)
-BYTES_NOTE = (
-    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would take if "
-    "each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start "
-    "the state is one sorted run; in a long run each key is changed five times on average."
-)
+BYTES_NOTE = """KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they
+would take if each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the
+start the state is one sorted run; in a long run each key is changed five times on average."""
 
 
 def checkpoint_bytes(folder: Path, keys: int, changed: int, batches_min: int, seed: int) -> dict[str, float]:
@@ -302,41 +284,18 @@ def _tables(job: DrivenJob) -> set[str]:
     return {file.name for local, file in job.snapshot_files.items() if local.endswith(".sst")}
 
 
-_LONG_RUN = 5  # how often a long run changes each key, on average
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much to measure; keys a partition. ``commit_changed``: the first number has an aim. ``long_states`` are run
-    with ``long_changed`` keys until each key has been changed ``_LONG_RUN`` times on average."""
-
-    commit_state: int = 1_000_000
-    commit_changed: tuple[int, ...] = (100_000, 10_000)
-    commit_rounds: int = 30
-    recovery_state: int = 5_000_000
-    recovery_changed: int = 100_000
-    recovery_rounds: int = 3
-    bytes_state: int = 1_000_000
-    bytes_changed: tuple[int, ...] = (1_000, 10_000, 100_000)
-    bytes_states: tuple[int, ...] = (100_000, 1_000_000, 5_000_000)
-    bytes_batches: int = 60
-    long_states: tuple[int, ...] = (10_000, 100_000, 300_000)
-    long_changed: int = 1_000
-
-    def planned(self) -> Iterator[tuple[str, int, int, int]]:
-        """Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten; and keys in
-        the state, changed keys and micro-batches of each count of bytes."""
-        middle = self.bytes_changed[len(self.bytes_changed) // 2]
-        for changed in self.bytes_changed:
-            yield "changed keys", self.bytes_state, changed, self.bytes_batches
-        for state in self.bytes_states:
-            yield "state", state, middle, self.bytes_batches
-        for state in self.long_states:
-            batches = max(_LONG_RUN * state // self.long_changed, self.bytes_batches)
-            yield "long run", state, self.long_changed, batches
-
-
-TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000), 10, (500,), 100)
+# Of bytes, by what grows: keys in the state, changed keys and micro-batches of each count. In a long run each key
+# changes five times on average, so that the whole state is rewritten.
+SERIES = {
+    "changed keys": [(1_000_000, 1_000, 60), (1_000_000, 10_000, 60), (1_000_000, 100_000, 60)],
+    "state": [(100_000, 10_000, 60), (1_000_000, 10_000, 60), (5_000_000, 10_000, 60)],
+    "long run": [(10_000, 1_000, 60), (100_000, 1_000, 500), (300_000, 1_000, 1_500)],
+}
+TINY_SERIES = {
+    "changed keys": [(1_000, 10, 10), (1_000, 100, 10)],
+    "state": [(1_000, 100, 10), (4_000, 100, 10)],
+    "long run": [(500, 100, 25)],
+}
 
 
 @benchmark()
@@ -348,24 +307,23 @@ def checkpoints(
     seed: Seed = 1,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
-    much = TINY if report.tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
     parts = chosen(part, ("commits", "recovery", "bytes"), "--part")
     if "commits" in parts:
-        report.section(f"Commits, {much.commit_state:,} keys a partition", COMMITS, COMMITS_NOTE)
-        for number, changed in enumerate(much.commit_changed):
-            for mode, enabled in (("sync", False), ("async", True)):
+        state, changes = (2_000, (500,)) if report.tiny else (1_000_000, (100_000, 10_000))
+        pairs = 10 if report.tiny else rounds or 30
+        report.section(f"Commits, {state:,} keys a partition", COMMITS, COMMITS_NOTE)
+        for changed, aim in zip(changes, (COMMITS_AIM, None), strict=False):
+            for mode in MODES:
                 place = report.folder / f"commits-{changed}-{mode}"
-                size = much.commit_state, changed, much.commit_rounds, seed
-                report.case(mode, commit_cost, place, enabled, *size, None if number else COMMITS_AIM)
+                report.case(mode, commit_cost, place, mode, state, changed, pairs, seed, aim)
                 shutil.rmtree(place, ignore_errors=True)
         if spark:
-            size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
-            report.case("on Spark", spark_commit_cost, report, *size)
+            report.case("on Spark", spark_commit_cost, report, state, changes[0], pairs, seed)
     if "recovery" in parts:
-        title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {DELTAS} deltas of "
-        report.section(f"{title}{much.recovery_changed:,} keys", RECOVERY, RECOVERY_NOTE)
-        size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
-        report.case("recovery", recovery, report, *size)
+        size = (3_000, 200, 1) if report.tiny else (5_000_000, 100_000, 3)
+        title = f"Recovery of {size[0]:,} keys: a snapshot and {DELTAS} deltas of {size[1]:,} keys"
+        report.section(title, RECOVERY, RECOVERY_NOTE)
+        report.case("recovery", recovery, report, *size, seed)
     if "bytes" in parts:
         report.section("Bytes in the checkpoint", BYTES, BYTES_NOTE)
 
@@ -377,6 +335,7 @@ def checkpoints(
         def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> list[Row]:
             return [Row(name=name, group=series, facts=counted(*size))]
 
-        for series, state, changed, micro_batches in much.planned():
-            name = f"{changed:,} of {state:,} keys, {micro_batches} times"
-            report.case(name, bytes_of, series, name, (state, changed, micro_batches), group=series)
+        for series, sizes in (TINY_SERIES if report.tiny else SERIES).items():
+            for each in sizes:
+                name = "{1:,} of {0:,} keys, {2} times".format(*each)
+                report.case(name, bytes_of, series, name, each, group=series)

@@ -36,10 +36,10 @@ SNAPSHOT_INTERVAL: Final = 10
 """The default of micro-batches that change much: it is fixed here, so that those of any size can be compared."""
 
 
-def settings(folder: Path, enabled: bool = False, snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
+def settings(folder: Path, mode: str = "sync", snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
     """Configuration of a job below ``folder``; all that cannot be given here has its default."""
     own = {"checkpoint-dir": str(folder / "checkpoint"), "snapshot-interval": snapshot_interval}
-    return config_of("async" if enabled else "sync", own)
+    return config_of(mode, own)
 
 
 def fill_keys(state_keys: int) -> list[np.ndarray]:
@@ -103,8 +103,7 @@ class MemoryFiles(CheckpointFiles):
         raise AssertionError(f"{name} was asked for: a job without a checkpoint cannot lose its local store")
 
     def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
-        content = self._bytes[name]
-        return content[start:] if size < 0 else content[start : start + size]
+        return self._bytes[name][start : None if size < 0 else start + size]
 
     def size_bytes(self, name: str) -> int | None:
         return len(self._bytes[name]) if name in self._bytes else None

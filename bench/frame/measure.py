@@ -6,9 +6,9 @@ Invariant: a ratio is a median over rounds, of two runs that followed each other
 from __future__ import annotations
 
 import gc
-import importlib
 import multiprocessing
 import os
+import pkgutil
 import statistics
 import subprocess
 import sys
@@ -23,16 +23,14 @@ import msgspec
 
 from bench.processor_time import Clocks, Spent
 
-__all__ = ["LAST_WORDS", "ROOT", "CaseError", "Ratio", "Side", "WrongResult", "in_turns", "isolated"]
-__all__ += ["medians", "ratio", "reason", "serving", "stamp", "turns"]
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 2_000
 _TIMEOUT_S = 4 * 3_600
 _CHILD = "import sys; from bench.frame.measure import main; main(*sys.argv[1:])"
 T = TypeVar("T")
 
-Side = Callable[[Any], Spent | None]
-"""Does one round's work; may say itself what it took, where not all of the call counts."""
+Side = Callable[[Any], object]
+"""Does one round's work; may return what it has ``Spent``, where not all of the call counts."""
 
 
 class CaseError(Exception):
@@ -70,7 +68,7 @@ def turns(
             gc.collect()
             started = clocks()
             said = sides[name](this)
-            spent[name].append(said or started.spent())
+            spent[name].append(said if isinstance(said, Spent) else started.spent())
     return {name: found[warm_up:] for name, found in spent.items()}
 
 
@@ -131,6 +129,15 @@ def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[s
         return result
 
 
+def output_of(name: str, *command: str) -> str:
+    """The output of a command. Raises CaseError with the end of what it said if it fails."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-LAST_WORDS:].strip()
+        raise CaseError(f"{name} ended with {done.returncode}; the end of its output:\n{said}")
+    return done.stdout
+
+
 def stamp(path: Path, number: int) -> None:
     """Make ``path`` file ``number`` for a file stream, which orders by modification time; in steps of a second, since
     some file systems keep no less."""
@@ -154,10 +161,7 @@ def serving(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]
 
 def main(what: str, name: str) -> None:
     """Call the function that ``what`` names with what is in the folder; leave the result there."""
-    module, _, function_name = what.partition(":")
-    function = getattr(importlib.import_module(module), function_name)
-    hints = get_type_hints(function)
-    hints.pop("return")
-    given = msgspec.json.decode((Path(name) / "given").read_bytes())
-    arguments = [msgspec.convert(value, kind) for value, kind in zip(given, hints.values(), strict=False)]
-    (Path(name) / "found").write_bytes(msgspec.json.encode(function(*arguments)))
+    function, folder = pkgutil.resolve_name(what), Path(name)
+    *kinds, _ = get_type_hints(function).values()  # the last one is of the result
+    given = msgspec.json.decode((folder / "given").read_bytes())
+    (folder / "found").write_bytes(msgspec.json.encode(function(*map(msgspec.convert, given, kinds))))

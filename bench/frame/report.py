@@ -27,8 +27,6 @@ from asyncstate.errors import AsyncStateError
 from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, isolated, medians, ratio, reason
 from bench.processor_time import Spent
 
-__all__ = ["CANNOT_RUN", "LOG", "Column", "Cores", "Figure", "Report", "Rounds", "Row", "Seed", "benchmark"]
-__all__ += ["chosen", "columns", "costs", "figure", "numbers", "short", "sides", "times"]
 WIDTH = 80
 LOG = "spark.log"  # what Spark says in a benchmark, in its scratch folder
 WRONG_RESULT, CANNOT_RUN = 1, 2
@@ -92,24 +90,17 @@ def times(value: float) -> str:
     return f"{value:.0f}x" if value >= 99.5 else f"{value:.3g}x" if value >= 10 else f"{value:.2f}x"
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
-def kib(value: float) -> str:
-    return plain(float(value) / (1 << 10))
-
-
-def mib(value: float) -> str:
-    return plain(float(value) / (1 << 20))
-
-
-def whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def ms(value: float) -> str:
-    return whole(1e3 * value)
+SHOWN: Mapping[str, Callable[[float], str]] = {
+    "kib": lambda value: plain(value / (1 << 10)),
+    "mib": lambda value: plain(value / (1 << 20)),
+    "ms": lambda value: f"{1e3 * value:,.0f}",
+    "percent": "{:.1%}".format,
+    "plain": plain,
+    "short": short,
+    "times": times,
+    "whole": "{:,.0f}".format,
+}
+"""How a figure can be shown, by name."""
 
 
 class Column(NamedTuple):
@@ -129,9 +120,6 @@ class Column(NamedTuple):
         return texts[0] if len(texts) == 1 else "-".join(text.removesuffix("x") for text in texts)
 
 
-SHOWN = {each.__name__: each for each in (kib, mib, ms, percent, plain, short, times, whole)}
-
-
 def columns(text: str) -> tuple[Column, ...]:
     """Columns as text, with ``;`` or a line's end between them: ``heading: fact``, then ``as`` and how it is shown (of
     ``SHOWN``, or a format), then ``drawn`` and the whiskers, if any. Raises KeyError for what is not in ``SHOWN``."""
@@ -147,13 +135,10 @@ def columns(text: str) -> tuple[Column, ...]:
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Lines of at most ``WIDTH`` characters; a name that does not fit next to the values gets its own line."""
+    columns = [column for column in columns if any(map(column.cell, rows))]
     cells = [[column.cell(row) for column in columns] for row in rows]
-    used = [at for at in range(len(columns)) if any(line[at] for line in cells)]
-    heads = [(" " + columns[at].heading).rpartition(" ")[::2] for at in used]
-    widths = [
-        max(len(above.strip()), len(below), *(len(line[at]) for line in cells))
-        for at, (above, below) in zip(used, heads, strict=True)
-    ]
+    heads = list(zip(*(("", *column.heading.rsplit(" ", 1))[-2:] for column in columns), strict=True))
+    widths = [max(map(len, texts)) for texts in zip(*heads, *cells, strict=True)]
     names = [f"  {row.name}" if row.group else row.name for row in rows]
     room = WIDTH - sum(widths) - len(widths)
     wide = max((len(name) for name in names if len(name) <= room), default=max(room, 0))
@@ -162,9 +147,9 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         placed = " ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
         return f"{name:<{wide}} {placed}".rstrip()
 
-    lines = [line("", (head[level].strip() for head in heads)) for level in (0, 1)] if used else []
-    lines += ["-" * min(WIDTH, wide + sum(widths) + len(widths))] if used else []
-    lines, group = [text for text in lines if text], ""
+    lines = [text for texts in heads if (text := line("", texts))]
+    lines += ["-" * min(WIDTH, wide + sum(widths) + len(widths))] if columns else []
+    group = ""
     for row, name, texts in zip(rows, names, cells, strict=True):
         if row.group and row.group != group:
             lines.append(row.group)
@@ -176,7 +161,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         if len(name) > wide:
             lines.append(name)
             name = ""
-        lines.append(line(name, (texts[at] for at in used)))
+        lines.append(line(name, texts))
     return lines
 
 
@@ -192,22 +177,17 @@ def draw(path: Path, title: str, rows: Sequence[Row], columns: Sequence[Column])
     ]
     if not panels:
         return False
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure as Picture
 
     names = list(dict.fromkeys(row.name for row in rows))
     heights = [0.3 * len(bars) + 1.0 for _, bars in panels]
-    size: dict[str, Any] = {"figsize": (10, 0.8 + sum(heights)), "height_ratios": heights}
-    figure, grid = plt.subplots(len(panels), 1, layout="constrained", squeeze=False, **size)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, wrap=True)
+    picture = Picture((10, 0.8 + sum(heights)), layout="constrained")
+    picture.suptitle(title, x=0.01, ha="left", fontsize=12, wrap=True)
+    grid = picture.subplots(len(panels), squeeze=False, height_ratios=heights)
     for axes, (column, bars) in zip(grid[:, 0], panels, strict=True):
         colors = [f"C{names.index(row.name) % 10}" if len(names) < len(rows) else "C0" for row in bars]
         _panel(axes, column, bars, colors)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    picture.savefig(path, dpi=130)
     return True
 
 
@@ -243,12 +223,7 @@ class Report:
     each row, and at the end a picture a table, ``BENCH.png``, ``BENCH-2.png`` and so on."""
 
     def __init__(
-        self,
-        bench: str,
-        output: Path | None = None,
-        folder: Path | None = None,
-        tiny: bool = False,
-        **facts: Any,
+        self, bench: str, output: Output = None, folder: Folder = None, tiny: bool = False, **facts: Any
     ) -> None:
         self.tiny = tiny
         self.rows: list[Row] = []
@@ -347,13 +322,10 @@ def figure(found: Ratio | None) -> dict[str, Any]:
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
     """Numbers from 1 on, with commas between them. Raises typer.BadParameter."""
-    try:
-        found = tuple(int(part.replace("_", "")) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+    parts = [part.replace("_", "").strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
         raise typer.BadParameter(f"'{text}': give numbers from 1 on, separated by commas", param_hint=option)
-    return found
+    return tuple(map(int, parts))
 
 
 def chosen(names: str, known: Iterable[str], option: str) -> list[str]:

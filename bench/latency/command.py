@@ -18,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from operator import itemgetter
@@ -34,8 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
-from bench.frame import Report, Row, columns, in_turns, serving
-from bench.frame.report import Cores, benchmark, chosen, numbers
+from bench.frame import Cores, Report, Row, benchmark, chosen, columns, in_turns, numbers, serving
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
@@ -113,26 +111,21 @@ class Keyed(NamedTuple):
 
 
 _SPREAD = "pmod(value * 7919, {keys})"  # prime: neighbouring numbers are not neighbouring keys
+_HALF_NEW = f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)"  # half of the numbers have keys that were there
 
 
 def _counted(keys: int) -> Number:
     return lambda rows: (rows["n"] - 1) * keys + rows["key"]
 
 
-def _key(_: int) -> Number:
-    return itemgetter("key")
-
-
 KEYED: Mapping[str, Keyed] = {
     "a": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=False),
-    # Half of the numbers have keys that were there, half new ones.
-    "b": Keyed(f"IF(value % 2 = 0, {_SPREAD}, {{keys}} + value)", "value", _key, each=True),
+    "b": Keyed(_HALF_NEW, "value", lambda _: itemgetter("key"), each=True),
     "d": Keyed(_SPREAD, "pmod(value, {keys})", _counted, each=True),
 }
 
 
-@dataclass
-class Running:
+class Running(NamedTuple):
     """A query that has been started, and the job it runs, if it is asyncstate's."""
 
     query: StreamingQuery

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +38,11 @@ _CHUNK_NUMBERS: Final = 512
 
 
 class Iterate(RecordOperator):
-    """Fills the state of a key with ENTRIES numbers, or makes a list of them; ``seconds`` is what the lists took."""
+    """Fills the state of a key with ENTRIES numbers, or makes a list of them, by the functions that ``open`` sets;
+    ``seconds`` is what the lists took."""
 
     seconds, entries = 0.0, 0
+    fill: Callable[[], Any]
     get: Callable[[], Any]
     async_get: Callable[[], Any]
 
@@ -63,30 +65,23 @@ class Iterate(RecordOperator):
             return to_iterable(self.async_get()).then_accept(listed)
         return listed(list(self.get()))
 
-    def fill(self) -> None:
-        """Write the entries of the current key."""
-
 
 class MapEntries(Iterate):
     """``MapState.entries`` of an int64 to int64 map."""
 
     def open(self, context: OperatorContext) -> None:
-        self.state: Any = context.get_state(MapStateDescriptor("map", int, int))
-        self.get, self.async_get = self.state.entries, self.state.async_entries
-
-    def fill(self) -> None:
-        self.state.put_all((number, 3 * number) for number in range(ENTRIES))
+        state: Any = context.get_state(MapStateDescriptor("map", int, int))
+        self.fill = lambda: state.put_all((number, 3 * number) for number in range(ENTRIES))
+        self.get, self.async_get = state.entries, state.async_entries
 
 
 class ListElements(Iterate):
     """``ListState.get`` of a list of int64."""
 
     def open(self, context: OperatorContext) -> None:
-        self.state: Any = context.get_state(ListStateDescriptor("list", int))
-        self.get, self.async_get = self.state.get, self.state.async_get
-
-    def fill(self) -> None:
-        self.state.add_all(range(ENTRIES))
+        state: Any = context.get_state(ListStateDescriptor("list", int))
+        self.fill = lambda: state.add_all(range(ENTRIES))
+        self.get, self.async_get = state.get, state.async_get
 
 
 class HandIterations(ByHand):
@@ -94,20 +89,15 @@ class HandIterations(ByHand):
 
     def __init__(self, folder: Path, keys: int) -> None:
         super().__init__(folder)
-        self._keys = range(keys)
-        writer, path = self.new_file()
-        for key in self._keys:
-            for number in range(ENTRIES):
-                writer[_MAP_ENTRY.pack(0, 1, key, number)] = _NUMBER.pack(3 * number)
-        for key in self._keys:
-            for first in range(0, ENTRIES, _CHUNK_NUMBERS):
-                numbers = range(first, min(first + _CHUNK_NUMBERS, ENTRIES))
-                writer[_MAP_ENTRY.pack(0, 2, key, first)] = b"".join(map(_NUMBER.pack, numbers))
-        writer.finish()
-        self.ingest(path)
+        self._keys = own = range(keys)
+        numbers, entry, value = range(ENTRIES), _MAP_ENTRY.pack, _NUMBER.pack
+        parts = [numbers[first : first + _CHUNK_NUMBERS] for first in numbers[::_CHUNK_NUMBERS]]
+        maps = ((entry(0, 1, key, at), value(3 * at)) for key in own for at in numbers)
+        lists = ((entry(0, 2, key, part[0]), b"".join(map(value, part))) for key in own for part in parts)
+        self.ingest(self.write(chain(maps, lists)))
 
-    def scan(self, key: int) -> list[tuple[bytes, bytes]]:
-        return self.range(_KEY.pack(0, 1, key), _KEY.pack(0, 1, key + 1))
+    def scan(self, key: int, state: int = 1) -> list[tuple[bytes, bytes]]:
+        return self.range(_KEY.pack(0, state, key), _KEY.pack(0, state, key + 1))
 
     def decode_map(self, key: int) -> list[tuple[int, int]]:
         user_key, number = _MAP_ENTRY.unpack, _NUMBER.unpack
@@ -115,8 +105,7 @@ class HandIterations(ByHand):
 
     def decode_list(self, key: int) -> list[int]:
         """The elements of a key as numbers, out of chunks."""
-        chunks = [chunk for _, chunk in self.range(_KEY.pack(0, 2, key), _KEY.pack(0, 2, key + 1))]
-        return [number for chunk in chunks for (number,) in _NUMBER.iter_unpack(chunk)]
+        return [number for _, chunk in self.scan(key, 2) for (number,) in _NUMBER.iter_unpack(chunk)]
 
     def side(self, entries_of: Callable[[int], list[Any]]) -> Side:
         def run(_: object) -> Spent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,8 @@ _COUNT = struct.Struct("<Bq")
 _ROW = np.dtype([("head", "u1"), ("count", "<i8"), ("sum", "<i8")])
 
 Keys = np.ndarray[Any, Any]
+Rows = Callable[[Keys], list[Any]]
+Specs = InputSpec | Sequence[InputSpec]
 
 
 class Size(NamedTuple):
@@ -54,19 +56,13 @@ class Place(ExitStack):
         self.jobs: list[Job] = []
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="asyncstate-micro-")))
 
-    def job(self, operator: Operator, specs: InputSpec | Sequence[InputSpec] = INPUT, **settings: Any) -> Job:
+    def job(self, operator: Operator, specs: Specs = INPUT, **settings: Any) -> Job:
         """A job whose store is closed at the end: what is kept of it would take the next one's room."""
         self.jobs.append(Job(self.folder / f"job-{len(self.jobs)}", operator, self.config, specs, **settings))
         self.callback(self.jobs[-1].close)
         return self.jobs[-1]
 
-    def filled(
-        self,
-        operator: Operator,
-        state: int = 0,
-        rows: Callable[[Keys], list[Any]] = batches,
-        specs: InputSpec | Sequence[InputSpec] = INPUT,
-    ) -> Side:
+    def filled(self, operator: Operator, state: int = 0, rows: Rows = batches, specs: Specs = INPUT) -> Side:
         """A job's side, with a row for each of ``state`` keys in its state."""
         job = self.job(operator, specs)
         if state:
@@ -137,6 +133,14 @@ class ByHand:
         writer.open(path)
         return writer, path
 
+    def write(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """A sorted file of these entries, in their order; its path, which ``ingest`` takes."""
+        writer, path = self.new_file()
+        for key, value in entries:
+            writer[key] = value
+        writer.finish()
+        return path
+
     def ingest(self, path: str) -> None:
         self.db.ingest_external_file([path])
 
@@ -154,16 +158,25 @@ class ByHand:
         return list(islice(self.db.items(from_key=start, read_opt=options), limit))
 
 
+def packed(*columns: Keys) -> list[bytes]:
+    """Keys of a store: three bytes for group and state, and the numbers."""
+    matrix = np.zeros(len(columns[0]), [("head", "V3"), *((str(at), ">i8") for at in range(len(columns)))])
+    for at, column in enumerate(columns):
+        matrix[str(at)] = column
+    keys: list[bytes] = matrix.view(f"V{matrix.itemsize}").tolist()
+    return keys
+
+
 class Floor(ByHand):
     """Count and sum a key: 11-byte keys, 17-byte values. ``pack`` makes the store keys of ascending keys."""
 
-    def __init__(self, folder: Path, pack: Callable[[Keys], list[bytes]] | None = None) -> None:
+    def __init__(self, folder: Path, pack: Callable[[Keys], list[bytes]] = packed) -> None:
         super().__init__(folder)
-        self._pack = _packed if pack is None else pack
+        self._pack = pack
 
     def fill(self, state: int) -> Self:
         keys = self._pack(np.arange(state, dtype=np.int64))
-        self.ingest(self._write(keys, [bytes(17)] * len(keys)))
+        self.ingest(self.write((key, bytes(17)) for key in keys))
         return self
 
     def bundle(self, keys: Keys) -> Spent:
@@ -174,7 +187,7 @@ class Floor(ByHand):
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
         rows["count"] += 1
         rows["sum"] += 7
-        path = self._write(packed, rows.view("V17").tolist())
+        path = self.write(zip(packed, rows.view("V17").tolist(), strict=True))
         spent = clocks.spent()
         self.ingest(path)
         return spent
@@ -189,17 +202,3 @@ class Floor(ByHand):
             total = 0 if raw is None else unpack(raw)[1]
             db[encoded] = _COUNT.pack(0, total + 1)
         return clocks.spent()
-
-    def _write(self, keys: list[bytes], values: list[bytes]) -> str:
-        writer, path = self.new_file()
-        for key, value in zip(keys, values, strict=True):
-            writer[key] = value
-        writer.finish()
-        return path
-
-
-def _packed(keys: Keys) -> list[bytes]:
-    matrix = np.zeros(len(keys), np.dtype([("group", ">u2"), ("state", "u1"), ("key", ">i8")]))
-    matrix["key"] = keys
-    packed: list[bytes] = matrix.view("V11").tolist()
-    return packed

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -215,17 +216,15 @@ def _windows(inputs: int) -> Callable[[int, np.random.Generator], Iterator[Batch
     """Each micro-batch brings the rows of a window, four a key, and ends the window before."""
 
     def draw(rows: int, random: np.random.Generator) -> Iterator[Batch]:
-        number = 0
-        while True:
+        for number in count():
             given: list[InputBatch] = []
             for index in range(inputs):
-                count = rows // inputs
-                keys = random.integers(0, max(rows // 4, 1), count)
-                times = number * _WINDOW + random.integers(0, _WINDOW, count)
-                columns = [keys, random.integers(0, 1_000_000, count), times, np.arange(count)]
+                size = rows // inputs
+                keys = random.integers(0, max(rows // 4, 1), size)
+                times = number * _WINDOW + random.integers(0, _WINDOW, size)
+                columns = [keys, random.integers(0, 1_000_000, size), times, np.arange(size)]
                 given += _batch(columns, index)
             yield given, number * _WINDOW - 1
-            number += 1
 
     return draw
 

@@ -22,8 +22,7 @@ from pyspark.sql import SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Figure, Report, Row, columns, in_turns
-from bench.frame.report import Cores, Seed, benchmark, chosen
+from bench.frame import Cores, Figure, Report, Row, Seed, benchmark, chosen, columns, in_turns
 from bench.nexmark import generator, oracle
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.generator import EventFiles, GeneratorConfig, file_stream, narrow
@@ -68,10 +67,7 @@ class QueryResult:
         return not self.problems
 
 
-class _Run(NamedTuple):
-    spent: Spent
-    batch_ms: list[float]
-    figures: list[Progress]
+_Run = tuple[Spent, list[float], list[Progress]]  # milliseconds of each micro-batch, and its progress
 
 
 class NexmarkRunner:
@@ -83,7 +79,6 @@ class NexmarkRunner:
         self._config = GeneratorConfig(seed=settings.seed)
         temporary = str(settings.folder / "duckdb")
         self._duckdb = duckdb.connect(config={"threads": settings.cores, "temp_directory": temporary})
-        self._expected: set[str] = set()
         self._source: EventFiles | None = None
         self._warm_up: EventFiles | None = None
 
@@ -109,19 +104,18 @@ class NexmarkRunner:
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)
-        run = self._stream(query, async_enabled, source, folder, folder / "sink")
-        comparison = self._compare(query, folder / "sink")
-        if comparison.ok:
+        (seconds, cpu), batch_ms, told = self._stream(query, async_enabled, source, folder, folder / "sink")
+        found = self._compare(query, folder / "sink")
+        if found.ok:
             shutil.rmtree(folder)
-        seconds, cpu = run.spent
-        expected = comparison.expected_rows
+        expected = found.expected_rows
         facts: dict[str, Any] = {"events": source.events, "seconds": seconds}
         facts |= {"events_per_second": source.events / seconds, "expected_rows": expected}
         for share in (50, 95):
-            facts[f"batch_ms_p{share}"] = float(np.percentile(run.batch_ms, share, method="inverted_cdf"))
+            facts[f"batch_ms_p{share}"] = float(np.percentile(batch_ms, share, method="inverted_cdf"))
         facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
-        facts["changelog_rows"] = comparison.changelog_rows
-        batches = [list(figures["operators"].values()) for figures in run.figures]
+        facts["changelog_rows"] = found.changelog_rows
+        batches = [list(progress["operators"].values()) for progress in told]
         each_time: list[Any] = [each for operators in batches for each in operators]
         for name in ("reads", "store_reads", "read_batches", "cache_hits"):  # of all micro-batches
             fact = "state_reads" if name == "reads" else name
@@ -131,16 +125,15 @@ class NexmarkRunner:
             facts[name] = sum(int(each[name] or 0) for each in last)
         peaks = [int(each["worker_rss_bytes_peak"] or 0) for each in each_time]
         facts["worker_peak_rss_bytes"] = max(peaks, default=0)
-        problems = tuple(comparison.wrong)
-        return QueryResult(seconds=seconds, expected_rows=expected, problems=problems, facts=facts)
+        return QueryResult(seconds=seconds, expected_rows=expected, problems=tuple(found.wrong), facts=facts)
 
     def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float | None]:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all
         of it."""
         folder = self._settings.folder / "runs" / "dropped"
-        run = self._stream(query, async_enabled, self.prepare(), folder, None)
+        spent, batch_ms, _ = self._stream(query, async_enabled, self.prepare(), folder, None)
         shutil.rmtree(folder)
-        return run.batch_ms, run.spent.cpu_seconds
+        return batch_ms, spent.cpu_seconds
 
     def close(self) -> None:
         """Give up the batch engine; the session is the caller's."""
@@ -169,7 +162,7 @@ class NexmarkRunner:
         stream = run_to_end(job, folder / "checkpoint")
         job.finish()
         spent = clocks.spent()
-        return _Run(spent, [1e3 * one for one in batch_seconds(stream)], figures)
+        return spent, [1e3 * one for one in batch_seconds(stream)], figures
 
     def _declare(self, job: StreamingJob, query: str, source: EventFiles) -> Stream:
         events = file_stream(self._spark, source)
@@ -178,9 +171,7 @@ class NexmarkRunner:
         return declare(query, job.source("events", narrow(events, QUERIES[query])))
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
-        if query not in self._expected:
-            self._duckdb.execute(f"CREATE OR REPLACE TEMP TABLE expected_{query} AS {QUERIES[query].sql}")
-            self._expected.add(query)
+        self._duckdb.execute(f"CREATE TEMP TABLE IF NOT EXISTS expected_{query} AS {QUERIES[query].sql}")
         return compare(self._duckdb, f"SELECT * FROM expected_{query}", sink)
 
 
@@ -225,9 +216,7 @@ def nexmark(
     queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
     enabled: Annotated[str, typer.Option("--async-state.enabled", help="true, false or both.")] = "both",
-    micro_batch_events: Annotated[
-        int | None, typer.Option(min=1, help="Of a micro-batch; else a tenth.")
-    ] = None,
+    micro_batch_events: Annotated[int | None, typer.Option(min=1, help="By default a tenth.")] = None,
     cores: Cores = 2,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Runs, alternating; shown is the median one.")] = 1,

@@ -17,10 +17,8 @@ from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 RELATIVE_TOLERANCE = 1e-9
 _EXAMPLES = 5
 _FLOATS = ("DOUBLE", "FLOAT")
-_MISSING, _UNEXPECTED = (
-    'greatest("#expected" - greatest("#found", 0), 0)',
-    'greatest("#found" - "#expected", 0)',
-)
+_MISSING = 'greatest("#expected" - greatest("#found", 0), 0)'
+_UNEXPECTED = 'greatest("#found" - "#expected", 0)'
 _OVERDRAWN = '("#found" < 0)::BIGINT'
 _INSTANT = "TIMESTAMP WITH TIME ZONE"
 
@@ -72,9 +70,8 @@ def compare(connection: Connection, expected_sql: str, actual: Path | str) -> Co
     if problems := _schema_problems(connection, expected, found, has_kind):
         return ComparisonResult(expected_rows, changelog_rows, ("; ".join(problems),))
     _collect_differences(connection, expected, has_kind)
-    counts = [
-        number(f"SELECT sum({times}) FROM differing_rows") for times in (_MISSING, _UNEXPECTED, _OVERDRAWN)
-    ]
+    measures = _MISSING, _UNEXPECTED, _OVERDRAWN
+    counts = [number(f"SELECT sum({each}) FROM differing_rows") for each in measures]
     what = "expected rows are missing", "rows are not expected", "rows were retracted more often than emitted"
     said = tuple(f"{count} {text}" for count, text in zip(counts, what, strict=True) if count)
     # In the order of their columns, so that near misses stand together.
@@ -113,8 +110,7 @@ def _collect_differences(connection: Connection, columns: dict[str, str], has_ki
         sign = f"CASE WHEN {ROW_KIND_COLUMN} IN ({added}) THEN 1 ELSE -1 END"
     names = ", ".join(map(_quoted, columns))
     casts = ", ".join(f"CAST({_quoted(name)} AS {kind}) AS {_quoted(name)}" for name, kind in columns.items())
-    connection.execute(
-        f"""
+    connection.execute(f"""
         CREATE OR REPLACE TEMP TABLE differing_rows AS
         SELECT {names}, sum(expected)::BIGINT AS "#expected", sum(found)::BIGINT AS "#found" FROM (
             SELECT {names}, 1 AS expected, 0 AS found FROM expected_rows
@@ -122,10 +118,8 @@ def _collect_differences(connection: Connection, columns: dict[str, str], has_ki
             SELECT {casts}, 0, {sign} FROM changelog_rows
         )
         GROUP BY {names} HAVING "#expected" <> "#found"
-        """
-    )
-    floats = [name for name, kind in columns.items() if kind in _FLOATS]
-    if floats:
+    """)
+    if floats := [name for name, kind in columns.items() if kind in _FLOATS]:
         _forgive_rounding(connection, columns, floats)
 
 
@@ -147,21 +141,14 @@ def _forgive_rounding(connection: Connection, columns: dict[str, str], floats: l
                 "#row" FROM (SELECT *, rowid AS "#row", {{times}} AS "#times" FROM differing_rows)
         )"""
     missing, unexpected = (side.format(times=times) for times in (_MISSING, _UNEXPECTED))
-    connection.execute(
-        f"""
+    connection.execute(f"""
         CREATE OR REPLACE TEMP TABLE forgiven_rows AS
         SELECT M."#row" AS missing, U."#row" AS unexpected FROM ({missing}) AS M JOIN ({unexpected}) AS U
         ON {" AND ".join([*same, 'M."#number" = U."#number"', *close])}
-        """
-    )
-    for side_name, change in (("missing", '"#found" + times'), ("unexpected", '"#found" - times')):
-        connection.execute(
-            f"""
-            UPDATE differing_rows SET "#found" = {change}
-            FROM (SELECT {side_name} AS id, count(*) AS times FROM forgiven_rows GROUP BY ALL) AS F
-            WHERE differing_rows.rowid = F.id
-            """
-        )
+    """)
+    times = "(SELECT count(*) FROM forgiven_rows WHERE {} = differing_rows.rowid)"
+    change = f"{times.format('missing')} - {times.format('unexpected')}"
+    connection.execute(f'UPDATE differing_rows SET "#found" = "#found" + {change}')
     connection.execute('DELETE FROM differing_rows WHERE "#expected" = "#found"')
 
 

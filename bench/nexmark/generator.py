@@ -108,8 +108,9 @@ def events(ids: DataFrame, config: GeneratorConfig | None = None) -> DataFrame:
         F.timestamp_micros(elapsed_us + BASE_TIME_MS * 1000).alias("dateTime"),
         channel.alias("channel_number"),
     )
+    drawn = Draws(F.col("n"), config.seed)
     kinds = (("person", PERSON, _person), ("auction", AUCTION, _auction), ("bid", BID, _bid))
-    structs = [F.when(F.col("event_type") == at, made(config)).alias(name) for name, at, made in kinds]
+    structs = [F.when(F.col("event_type") == at, made(drawn, config)).alias(name) for name, at, made in kinds]
     return base.select("event_type", *structs, "dateTime")
 
 
@@ -117,8 +118,7 @@ def _struct(**fields: Column) -> Column:
     return F.struct(*(column.alias(name) for name, column in fields.items()))
 
 
-def _person(config: GeneratorConfig) -> Column:
-    draws = Draws(F.col("n"), config.seed)
+def _person(draws: Draws, _: GeneratorConfig) -> Column:
     card = [F.lpad(draws.below(f"person.card{i}", 10_000).cast("string"), 4, "0") for i in range(4)]
     names = (draws.choice("person.first", FIRST_NAMES), draws.choice("person.last", LAST_NAMES))
     mailbox, host = draws.words("person.mailbox", 7), draws.words("person.host", 5)
@@ -134,8 +134,7 @@ def _person(config: GeneratorConfig) -> Column:
     return _struct(id=F.col("last_person") + _FIRST_ID, **texts, dateTime=F.col("dateTime"), extra=extra)
 
 
-def _auction(config: GeneratorConfig) -> Column:
-    draws = Draws(F.col("n"), config.seed)
+def _auction(draws: Draws, config: GeneratorConfig) -> Column:
     item, description = draws.words("auction.item", 20), draws.words("auction.description", 100)
     initial_bid = draws.price("auction.initialBid")
     # On average as long as it takes for so many auctions to open.
@@ -158,8 +157,7 @@ def _auction(config: GeneratorConfig) -> Column:
     )
 
 
-def _bid(config: GeneratorConfig) -> Column:
-    draws = Draws(F.col("n"), config.seed)
+def _bid(draws: Draws, config: GeneratorConfig) -> Column:
     last_auction, last_person = F.col("last_auction"), F.col("last_person")
     oldest = F.greatest(last_auction - _IN_FLIGHT_AUCTIONS, F.lit(0).cast("bigint"))
     in_flight = oldest + draws.below("bid.auction", last_auction - oldest + (1 + _LEAD))

@@ -42,26 +42,25 @@ def register_events(connection: duckdb.DuckDBPyConnection, path: Path | str) -> 
         times = "CAST(dateTime AS TIMESTAMP) AS dateTime"
         if kind == "auction":
             times += ", CAST(expires AS TIMESTAMP) AS expires"
-        connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * REPLACE ({times}) FROM "
-            f"(SELECT unnest({kind}) FROM read_parquet('{files}') WHERE event_type = {event_type})"
-        )
+        connection.execute(f"""CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * REPLACE ({times}) FROM
+            (SELECT unnest({kind}) FROM read_parquet('{files}') WHERE event_type = {event_type})""")
 
 
 def register_arrival(connection: duckdb.DuckDBPyConnection, path: Path | str, files_a_batch: int) -> None:
     """Make the view ``bid_arrival``: of each bid the bidder and the number of its micro-batch, from 0."""
     files = str(Path(path) / "*.parquet").replace("'", "''")
     number = f"CAST(regexp_extract(filename, '(\\d+)\\.parquet$', 1) AS BIGINT) // {files_a_batch}"
-    connection.execute(
-        f"CREATE OR REPLACE TEMP VIEW bid_arrival AS SELECT bid.bidder AS bidder, {number} AS micro_batch "
-        f"FROM read_parquet('{files}', filename = true) WHERE event_type = {EVENT_KINDS.index('bid')}"
-    )
+    connection.execute(f"""CREATE OR REPLACE TEMP VIEW bid_arrival AS
+        SELECT bid.bidder AS bidder, {number} AS micro_batch FROM read_parquet('{files}', filename = true)
+        WHERE event_type = {EVENT_KINDS.index("bid")}""")
+
+
+RANKS = {"rank1": "price < 10000", "rank2": "price >= 10000 AND price < 1000000", "rank3": "price >= 1000000"}
 
 
 def _counts(counted: str, name: str) -> str:
     """Over all prices and by level."""
-    levels = ("price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
-    ranks = [f"{counted} FILTER (WHERE {level}) AS rank{at + 1}_{name}" for at, level in enumerate(levels)]
+    ranks = [f"{counted} FILTER (WHERE {level}) AS {rank}_{name}" for rank, level in RANKS.items()]
     return ", ".join([f"{counted} AS total_{name}", *ranks])
 
 
@@ -94,10 +93,8 @@ def _specs() -> Iterator[QuerySpec]:
     for (title, *about), sql in read_queries(Path(__file__).with_suffix(".sql"), **SHARED):
         name, _, description = title.partition(": ")
         needs = {kind: names for kind, _, names in (line.partition(" = ") for line in about)}
-        columns: dict[str, str] = {}
-        for group in needs.pop("columns").split("; "):
-            names, kind = group.split(": ")
-            columns.update(dict.fromkeys(names.split(), kind))
+        groups = (group.split(": ") for group in needs.pop("columns").split("; "))
+        columns = {name: kind for names, kind in groups for name in names.split()}
         fields = {kind: tuple(each.split()) for kind, each in needs.items()}
         yield QuerySpec(name, description, sql, columns, fields)
 

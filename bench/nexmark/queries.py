@@ -21,22 +21,18 @@ from asyncstate.changelog import RowKind
 from asyncstate.dataflow import Stream
 from asyncstate.lookups import TableLookup
 from asyncstate.spark import StreamingJob
-from bench.nexmark.generator import AUCTION, BID, PERSON, narrow
-from bench.nexmark.oracle import QUERIES, SHARED, read_queries
+from bench.nexmark.generator import narrow
+from bench.nexmark.oracle import EVENT_KINDS, QUERIES, RANKS, SHARED, read_queries
 
 Plan = Callable[[Stream], Stream]  # from the events, narrowed to what the query needs, to its changelog
 
 
-def people(events: Stream) -> Stream:
-    return events.where(f"event_type = {PERSON}").select("person.*")
+def _of(kind: str) -> Plan:
+    return lambda events: events.where(f"event_type = {EVENT_KINDS.index(kind)}").select(f"{kind}.*")
 
 
-def auctions(events: Stream) -> Stream:
-    return events.where(f"event_type = {AUCTION}").select("auction.*")
-
-
-def bids(events: Stream) -> Stream:
-    return events.where(f"event_type = {BID}").select("bid.*")
+people, auctions, bids = map(_of, EVENT_KINDS)
+"""Their rows among the events."""
 
 
 def inserts(rows: Stream) -> Stream:
@@ -90,7 +86,6 @@ _AT: dict[str, Any] = {**_DELAY, "event_time": "at"}
 _MILLISECOND = "date_trunc('millisecond', dateTime)"
 KIND = "row_kind"
 _DAY_TEXT = "date_format(day, 'yyyy-MM-dd')"
-RANKS = {"rank1": "price < 10000", "rank2": "price >= 10000 AND price < 1000000", "rank3": "price >= 1000000"}
 
 
 def q3(events: Stream) -> Stream:

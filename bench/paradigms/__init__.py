@@ -203,11 +203,10 @@ class Independent(Paradigm):
     rejected = (Rejected("one_after_the_other", right=True),)
 
     def open(self, context: OperatorContext) -> None:
-        number = pa.int64()
-        self.seen: ValueState[int] = context.get_state(ValueStateDescriptor("seen", number))
-        self.total: ValueState[int] = context.get_state(ValueStateDescriptor("total", number))
-        self.by_x: MapState[int, int] = context.get_state(MapStateDescriptor("by_x", number, number))
-        self.by_y: MapState[int, int] = context.get_state(MapStateDescriptor("by_y", number, number))
+        self.seen: ValueState[int] = context.get_state(ValueStateDescriptor("seen", pa.int64()))
+        self.total: ValueState[int] = context.get_state(ValueStateDescriptor("total", pa.int64()))
+        self.by_x: MapState[int, int] = context.get_state(MapStateDescriptor("by_x", pa.int64(), pa.int64()))
+        self.by_y: MapState[int, int] = context.get_state(MapStateDescriptor("by_y", pa.int64(), pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
         if row.y == 0:
@@ -232,24 +231,15 @@ class Independent(Paradigm):
             self.clear_all()
             ctx.emit(row.key, 0, 0, 0, 0)
             return None
-        updates = [
-            add(self.seen, 1),
-            add(self.total, row.x),
-            count_entry(self.by_x, row.x),
-            count_entry(self.by_y, row.y),
-        ]
+        updates = [add(self.seen, 1), add(self.total, row.x)]
+        updates += [count_entry(self.by_x, row.x), count_entry(self.by_y, row.y)]
         return combine_all(updates).then_accept(lambda now: ctx.emit(row.key, *now))
 
     def clear_all(self) -> StateFuture[list[None]]:
         """Nothing comes back from a clear; who goes on only afterwards derives from the future of them all."""
-        return combine_all(
-            [
-                self.seen.async_clear(),
-                self.total.async_clear(),
-                self.by_x.async_clear(),
-                self.by_y.async_clear(),
-            ]
-        )
+        values = self.seen.async_clear(), self.total.async_clear()
+        maps = self.by_x.async_clear(), self.by_y.async_clear()
+        return combine_all([*values, *maps])
 
     def one_after_the_other(self, row: Row, ctx: RecordContext) -> Any:
         """Right, but each read starts when the one before is there: four waits instead of one."""
@@ -303,9 +293,8 @@ class Combined(Paradigm):
     rejected = (Rejected("second_read_behind_the_first", right=True), Rejected("gets_too_early", right=False))
 
     def open(self, context: OperatorContext) -> None:
-        number = pa.int64()
-        self.first: ValueState[int] = context.get_state(ValueStateDescriptor("first", number))
-        self.second: ValueState[int] = context.get_state(ValueStateDescriptor("second", number))
+        self.first: ValueState[int] = context.get_state(ValueStateDescriptor("first", pa.int64()))
+        self.second: ValueState[int] = context.get_state(ValueStateDescriptor("second", pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
         first = (self.first.value() or 0) + row.x

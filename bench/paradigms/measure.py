@@ -7,6 +7,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -58,13 +59,10 @@ def measure(paradigm: type[Paradigm], state_keys: int, records: int, rounds: int
             job.run(rows(np.tile(np.arange(state_keys, dtype=np.int64), _ENTRIES), seed))
             return job.timed
 
-        def drawn() -> Iterator[list[pa.RecordBatch]]:
-            random = np.random.default_rng(seed)
-            for number in range(rounds + 1):
-                yield rows(random.integers(0, state_keys, records), seed + number)
-
+        random = np.random.default_rng(seed)
+        drawn = (rows(random.integers(0, state_keys, records), seed + number) for number in count())
         ways = {way: how for way, how in _WAYS.items() if way != "await" or has_await(paradigm)}
-        spent = turns({way: side(way, *how) for way, how in ways.items()}, rounds, drawn())
+        spent = turns({way: side(way, *how) for way, how in ways.items()}, rounds, drawn)
     us = {way: medians(found, records) for way, found in spent.items()}
     group = f"{paradigm.number} {paradigm.title}"
     for cpu, name in enumerate(("clock", "CPU")):

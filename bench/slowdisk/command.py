@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import shutil
 import statistics
 import tempfile
@@ -31,17 +30,7 @@ from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
-from bench.frame import (
-    CANNOT_RUN,
-    Report,
-    Rounds,
-    Row,
-    Seed,
-    benchmark,
-    chosen,
-    columns,
-    medians,
-)
+from bench.frame import CaseError, Report, Rounds, Row, Seed, benchmark, chosen, columns, medians
 from bench.job import MODES, Job, config_of, count_and_sum, last_row, sliced
 from bench.paradigms import PARADIGMS, Form, Paradigm
 from bench.processor_time import Spent
@@ -74,13 +63,9 @@ def _paradigm(paradigm: type[Paradigm]) -> Workload:
     )
 
 
-def _aggregate(_: bool) -> Operator:
-    return count_and_sum("x")
-
-
 WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for paradigm in PARADIGMS} | {
-    "by-hand": Workload("rocksdict by hand", _aggregate, by_hand=True),
-    "aggregate": Workload("GroupAggregate", _aggregate, bundles=True),
+    "by-hand": Workload("rocksdict by hand", lambda _: count_and_sum("x"), by_hand=True),
+    "aggregate": Workload("GroupAggregate", lambda _: count_and_sum("x"), bundles=True),
     "deduplicate": Workload("Deduplicate", lambda _: last_row(), bundles=True),
 }
 
@@ -163,12 +148,10 @@ def _compared(report: Report, device: Device, task: Task, least: int, library: P
     environment = None
     if library is not None and not (report.tiny and not device.latency_us):
         environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
+    affordable = int(sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
     found = {}
     for mode in MODES:
-        records = task.records
-        if mode == "sync":
-            affordable = int(sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
-            records = max(least, min(records, affordable))
+        records = max(least, min(task.records, affordable)) if mode == "sync" else task.records
         warm_up = task.state_keys // 4 if device.cached else max(least, records // _WARM_UP_SHARE)
         size = {"records": records, "warm_up": warm_up}
         ready = msgspec.structs.replace(task, asynchronous=mode == "async", cached=device.cached, **size)
@@ -275,20 +258,13 @@ def _by_hand(task: Task, folder: Path) -> Measured:
 
 def _on_threads(get: Callable[[Any], object], threads: int, keys: list[bytes]) -> float:
     """Seconds of list gets of a few sorted keys each, without starting the threads."""
-    chunks: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-    for window in range(0, len(keys), _WINDOW_KEYS):
-        ordered = sorted(keys[window : window + _WINDOW_KEYS])
-        for start in range(0, len(ordered), _CHUNK_KEYS):
-            chunks.put(ordered[start : start + _CHUNK_KEYS])
-    begin = threading.Barrier(threads + 1)
+    windows = (sorted(keys[at : at + _WINDOW_KEYS]) for at in range(0, len(keys), _WINDOW_KEYS))
+    chunks = [each[at : at + _CHUNK_KEYS] for each in windows for at in range(0, len(each), _CHUNK_KEYS)]
+    begin, shared = threading.Barrier(threads + 1), iter(chunks)
 
     def work() -> None:
         begin.wait()
-        while True:
-            try:
-                chunk = chunks.get_nowait()
-            except queue.Empty:
-                return
+        for chunk in shared:  # the iterator of a list gives each to one thread
             get(chunk)
 
     workers = [threading.Thread(target=work) for _ in range(threads)]
@@ -323,7 +299,7 @@ def slow_disk(
     report.section(f"{records:,} records on {state_keys:,} keys, medians of {rounds}", COLUMNS)
     run(report, names, places, min(300, records), (state_keys, records, rounds, seed))
     if not report.rows:
-        raise typer.Exit(CANNOT_RUN)
+        raise CaseError("nothing could be measured on these devices")
 
 
 def run(
@@ -334,7 +310,7 @@ def run(
     library = None
     try:
         library = shim.build(report.folder)
-    except shim.ShimError as error:
+    except CaseError as error:
         report.say(f"no rows with added latency: {error}")
     devices = [DEVICES[name] for name in names if library is not None or not DEVICES[name].latency_us]
     for workload in workloads if devices else ():

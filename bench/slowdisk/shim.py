@@ -5,29 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from bench.frame import CaseError, output_of
 
 _SOURCE = Path(__file__).with_name("slowread.c")
 
 
-class ShimError(Exception):
-    """Reads cannot be delayed on this machine; the text says why."""
-
-
 def build(folder: Path) -> Path:
-    """Compile the shim into ``folder``. Raises ShimError off Linux and without a C compiler."""
+    """Compile the shim into ``folder``. Raises CaseError off Linux and without a C compiler."""
     if sys.platform != "linux":
-        raise ShimError(f"delaying reads needs Linux's LD_PRELOAD; this is {sys.platform}")
+        raise CaseError(f"delaying reads needs Linux's LD_PRELOAD; this is {sys.platform}")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise ShimError("delaying reads needs a C compiler, and there is no cc, gcc or clang on the PATH")
-    library = folder / "slowread.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ShimError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+        raise CaseError("delaying reads needs a C compiler, and there is no cc, gcc or clang on the PATH")
+    library = folder.resolve() / "slowread.so"
+    output_of(compiler, compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl")
     return library
 
 
@@ -43,9 +37,8 @@ def environment(library: Path, folder: Path, latency_us: int) -> dict[str, str]:
 
 def reads() -> int | None:
     """Reads of tables in this process so far; None in a process without the shim."""
-    try:
-        counter = ctypes.CDLL(None).slowread_count
-    except AttributeError:
+    counter = getattr(ctypes.CDLL(None), "slowread_count", None)
+    if counter is None:
         return None
     counter.restype = ctypes.c_long
     return int(counter())

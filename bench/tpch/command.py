@@ -16,8 +16,7 @@ import typer
 from pyspark.sql import SparkSession
 
 from asyncstate.spark import Progress, StreamingJob
-from bench.frame import Report, Row, WrongResult, columns, medians, turns
-from bench.frame.report import Cores, benchmark, chosen, times
+from bench.frame import Cores, Report, Row, WrongResult, benchmark, chosen, columns, medians, times, turns
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
 from bench.session import batch_seconds, changelog_writer, files_stream, run_to_end, session
@@ -25,16 +24,15 @@ from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
 
 Rows = Iterator[Row]
 Facts = dict[str, Any]
+_MODE = "--async-state.enabled/--no-async-state.enabled"
 _WARM_UP = 1  # micro-batches of changes that are not measured, and runs of the batch engine
 _COLUMNS = columns("""
     first s: first_s; kept ms: kept_s as ms; CPU ms: kept_cpu_s as ms; again ms: again_s as ms
     CPU ms: again_cpu_s as ms; times quicker: quicker as times drawn; by CPU: quicker_cpu as times
     changed rows: changed_rows as short; result rows: result_rows as short; state MiB: state_bytes as mib
 """)
-_NOTE = (
-    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; again: the "
-    "same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
-)
+_NOTE = """first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit;
+again: the same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"""
 
 
 @benchmark(scale=0.001, batches=1, names="q1,q4,q22")
@@ -45,9 +43,7 @@ def tpch(
     batches: Annotated[int, typer.Option(min=1, help="Measured micro-batches, after two others.")] = 3,
     share: Annotated[float, typer.Option(min=1e-5, max=0.2, help="Of rows, what each changes.")] = 0.01,
     cores: Cores = 2,
-    async_enabled: Annotated[
-        bool, typer.Option("--async-state.enabled/--no-async-state.enabled", help="Async state, or sync.")
-    ] = True,
+    async_enabled: Annotated[bool, typer.Option(_MODE, help="Async state, or sync.")] = True,
 ) -> None:
     """Keep the queries of TPC-H up to date, and compare with computing each of them again by Spark."""
     texts = queries({"q11": {"share": f"{0.0001 / scale:.10f}"}})
@@ -62,10 +58,8 @@ def tpch(
     found = [row.facts["quicker"] for row in report.rows if "quicker" in row.facts]
     if len(found) > 1:
         lost = [row.name for row in report.rows if row.facts.get("quicker", 1) < 1]
-        report.say(
-            f"geometric mean of {len(found)} queries: {times(statistics.geometric_mean(found))} quicker; "
-            f"slower than computing again: {', '.join(lost) or 'none'}"
-        )
+        said = f"geometric mean of {len(found)} queries: {times(statistics.geometric_mean(found))} quicker"
+        report.say(f"{said}; slower than computing again: {', '.join(lost) or 'none'}")
 
 
 def measure(spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, mode: bool) -> Rows:
@@ -107,11 +101,9 @@ def _kept(spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeF
     job.sql(sql, name=name).to(changelog_writer(folder / "sink"), name="result")
     by_batch = batch_seconds(run_to_end(job, folder / "checkpoint"))
     measured = [Spent(each, used.cpu_seconds) for each, used in zip(by_batch, spent, strict=True)]
-    measured = measured[1 + _WARM_UP :]
     facts: Facts = {"first_s": by_batch[0]}
-    facts["kept_s"], facts["kept_cpu_s"] = medians(measured, scale=1)
-    last = state[-1]["operators"].values()
-    facts["state_bytes"] = sum(int(one["state_bytes"] or 0) for one in last)
+    facts["kept_s"], facts["kept_cpu_s"] = medians(measured[1 + _WARM_UP :], scale=1)
+    facts["state_bytes"] = sum(int(one["state_bytes"] or 0) for one in state[-1]["operators"].values())
     newest = folder / "sink" / f"batch={len(spent) - 1:06d}"
     facts["changed_rows"] = spark.read.parquet(str(newest)).count()
     return facts

@@ -9,7 +9,6 @@ changes; of the other tables all change. Must not import Spark.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
-from bench.frame.measure import CaseError, stamp
+from bench.frame.measure import CaseError, output_of, stamp
 from bench.nexmark.oracle import read_queries
 
 KEYS = {
@@ -69,7 +68,7 @@ def write_changes(folder: Path, scale: float, batches: int, share: float, thread
     """All tables, in ``batches`` micro-batches after the first, each of which changes ``share`` of the keys. Raises
     CaseError if there is no tpchgen-cli, which makes the rows, or it fails."""
     rows = folder / "rows"
-    _generate(rows, scale)
+    _generate(rows.resolve(), scale)
     found = ChangeFiles(folder / "changes", folder / "last", batches + 1)
     with duckdb.connect(config={"threads": threads, "temp_directory": str(folder / "duckdb")}) as connection:
         for table in KEYS:
@@ -84,10 +83,7 @@ def _generate(folder: Path, scale: float) -> None:
     program = Path(sys.executable).with_name("tpchgen-cli")
     if not program.exists():
         raise CaseError("there is no tpchgen-cli, which makes the rows of TPC-H: pip install tpchgen-cli")
-    command = [str(program), "parquet", "-s", f"{scale:g}", "--output-dir", str(folder)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise CaseError(f"tpchgen-cli ended with {done.returncode}: {done.stderr.strip()}")
+    output_of("tpchgen-cli", str(program), "parquet", "-s", f"{scale:g}", "--output-dir", str(folder))
 
 
 def _write_table(database: Connection, rows: Path, table: str, files: ChangeFiles, share: float) -> list[int]:

@@ -82,11 +82,9 @@ class _Values(AggregateFunction):
 
     def retract(self, accumulator: list[list[Any]], *args: Any) -> None:
         """See ``AggregateFunction``: removes the first equal value, if there is one."""
-        values, gone = accumulator[0], args[0]
-        if gone != gone:  # NaN, which equals NaN here, as in keys
-            gone = next((value for value in values if value != value), None)
-        if gone in values:
-            values.remove(gone)
+        place = _place_of(args[0], accumulator[0])
+        if place is not None:
+            del accumulator[0][place]
 
     def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
         for other in accumulators:
@@ -103,6 +101,17 @@ class _Values(AggregateFunction):
         if self.show == "string_agg":
             return self.separator.join(values)
         return values[0 if self.show == "first_value" else -1]
+
+
+def _place_of(gone: Any, values: list[Any]) -> int | None:
+    """The position of the first of ``values`` that equals ``gone``, None without one. NaN equals NaN here, as in keys;
+    floats inside of other values are compared by their bits, as in rows."""
+    if isinstance(gone, list | dict | tuple):
+        text = repr(gone)
+        return next((at for at, value in enumerate(values) if repr(value) == text), None)
+    if gone != gone:
+        return next((at for at, value in enumerate(values) if value != value), None)
+    return values.index(gone) if gone in values else None
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ def median(column: str) -> Aggregate:
     return percentile(column, 0.5)
 
 
-def mode(column: str) -> Aggregate:
-    """The most frequent value, the smallest one of several; of the column's type, null without a value. State and cost
-    are those of ``percentile``."""
-    return Aggregate(_Mode(), (column,))
+def mode(column: str, *, descending: bool = False) -> Aggregate:
+    """The most frequent value, the smallest one of several, with ``descending`` the largest; of the column's type, null
+    without a value. State and cost are those of ``percentile``."""
+    return Aggregate(_LargestMode() if descending else _Mode(), (column,))
 
 
 def max_by(column: str, by: str) -> Aggregate:
@@ -210,9 +210,25 @@ class _Mode(_OfBag):
     def found(self, contents: Contents, count: int) -> pa.Array:
         """The results of ``count`` owners; null for owners without contents."""
         owners, (values,), counts = contents
-        order = rows_by(owners, -counts)
+        order = rows_by(owners, -counts, self.places(len(owners)))
         first = order[run_begins(owners[order])]
         return of_owners(values.take(pa.array(first)), owners[first], count)
+
+    def places(self, count: int) -> Int64Array:
+        """Which of equally frequent values (m, ascending) comes first."""
+        return np.arange(count)
+
+
+@dataclass(frozen=True)
+class _LargestMode(_Mode):
+    @property
+    def text(self) -> str:
+        """What it computes from its columns: the name and the other parameters."""
+        return "mode[descending=True]"
+
+    def places(self, count: int) -> Int64Array:
+        """Which of equally frequent values (m, ascending) comes first."""
+        return -np.arange(count)
 
 
 @dataclass(frozen=True)

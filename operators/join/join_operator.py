@@ -20,16 +20,17 @@ from asyncstate.changelog import Changelog, ChangelogMode, accumulates
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
-from asyncstate.futures import StateFuture
+from asyncstate.futures import StateFuture, combine_all
 from asyncstate.growth import WITH_KEYS, StateGrowth, bounded_by, most, with_rows
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.program_text import said
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
-from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
+from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
 from ..core.consolidation import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
 from ..core.operator_checks import check_distinct_names, check_one_change
+from .alone_rows import AloneRows, AloneSide
 from .delta_rows import DeltaRows, changes_of, insertions
 from .join_inputs import JoinCondition, TwoInputJoin, joined_keys, matching
 from .matches import (
@@ -81,7 +82,9 @@ class Join(TwoInputJoin):
     * mark: the left row's own kind when it arrives; -D and +I when right rows change its mark.
 
     A retraction of a row that is not there is dropped and counted (``retractions_without_state``). Rows with
-    a null key are not stored, since they never match: where they are padded a retraction is accepted unchecked.
+    a null key never match. Where they are padded, those of upserts and of a changelog with a ``sequence`` are stored by
+    themselves (``left_alone``, ``right_alone``), since a change of one does not show what was emitted; others are not
+    stored, and a retraction is accepted unchecked.
 
     ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it
     matches nothing and does not count as a partner. Expiry itself emits nothing, so a retraction that finds no row on a
@@ -180,9 +183,22 @@ class Join(TwoInputJoin):
             (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
             for name, unique, spec, ttl in zip(_SIDES, self.unique, self._inputs, self.ttl, strict=True)
         )
+        self._alone = tuple(self._alone_side(side, context) for side in range(2))
         self._missing = context.missing_rows()
         self._expired = context.counter("retractions_of_expired_rows")
         self._residual = self._condition_over(self._inputs)
+
+    def _alone_side(self, side: int, context: OperatorContext) -> AloneSide | None:
+        """Where rows with null keys are emitted, and a change of one does not show what was emitted for it."""
+        spec, unique = self._inputs[side], self.unique[side]
+        by_key = spec.changes.is_upsert
+        if self.null_safe or not rules(self.kind, side).unmatched:
+            return None
+        if not by_key and not (spec.changelog and spec.sequence):
+            return None
+        columns = _columns_of(unique) if by_key and unique is not None else None
+        name = f"{_SIDES[side]}_alone"
+        return AloneSide(name, spec, columns, context, self.ttl[side], self.owner)
 
     # -- one bundle ---------------------------------------------------------------------------------
 
@@ -202,8 +218,13 @@ class Join(TwoInputJoin):
         watch = rules(self.kind, side).watch
         others = self._states[1 - side].async_rows(keys)
         own = self._states[side].async_own(keys, full, watch)
-        return others.then_combine(
-            own, lambda found, mine: self._join(bundle, keys, row_keys, found, mine, ctx)
+        alone, never = self._alone[side], np.flatnonzero(row_keys < 0)
+        if alone is None or not len(never):
+            return others.then_combine(
+                own, lambda found, mine: self._join(bundle, keys, row_keys, found, mine, None, ctx)
+            )
+        return combine_all(others, own, alone.async_change(bundle, never)).then_accept(
+            lambda read: self._join(bundle, keys, row_keys, *read, ctx)
         )
 
     def _matchable(self, bundle: Bundle) -> tuple[KeyBatch, Int64Array]:
@@ -238,6 +259,7 @@ class Join(TwoInputJoin):
         row_keys: Int64Array,
         found: ListColumns,
         own: Own,
+        alone: AloneRows | None,
         ctx: BundleContext,
     ) -> None:
         side = bundle.input_index
@@ -245,7 +267,7 @@ class Join(TwoInputJoin):
         matchable = np.flatnonzero(row_keys >= 0)
         changes = self._changes(bundle, matchable, row_keys, own)
         self._count(bundle, side, matchable[changes.missing])
-        probe, kinds = _probe(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
+        probe, kinds = _probe(bundle, matchable, row_keys, own, changes, rule.unmatched, alone)
         others = JoinRows(found.columns, found.key_index)
         residuals = self._residuals(side)
         candidates = equal_keys(probe, others, len(keys))
@@ -266,6 +288,16 @@ class Join(TwoInputJoin):
         columns = take_rows(bundle.batch.columns, added)
         rows = Added(columns, row_keys[added], state.stamps_of(bundle, added))
         state.apply(keys, own, changes.removed, rows)
+        if alone is not None:
+            self._apply_alone(bundle, alone)
+
+    def _apply_alone(self, bundle: Bundle, alone: AloneRows) -> None:
+        side = bundle.input_index
+        unmatched = alone.changes.missing[~np.isin(alone.changes.missing, alone.changes.believed)]
+        self._count(bundle, side, alone.rows[unmatched])
+        state = self._alone[side]
+        assert state is not None
+        state.apply(bundle, alone)
 
     def _residuals(self, side: int) -> list[Residual | None]:
         """Which pairs match, if rows of ``side`` drive, and if the mark is null-aware of which that is unknown."""
@@ -351,25 +383,38 @@ def _probe(
     own: Own,
     changes: DeltaRows,
     with_null_keys: bool,
+    alone: AloneRows | None,
 ) -> tuple[JoinRows, npt.NDArray[np.int8]]:
-    """The rows that drive the join, with their kinds: the changes and, ``with_null_keys``, rows that never match.
-    First retractions, then additions, each in order of the rows that cause them."""
-    size, num_rows = len(matchable), bundle.num_rows
-    stored = changes.rows >= size
-    rows = np.where(stored, changes.rows - size + num_rows, 0)
-    rows[~stored] = matchable[changes.rows[~stored]]
+    """The rows that drive the join, with their kinds: the changes and, ``with_null_keys``, rows that never match, whose
+    changes are ``alone`` (None: they are not stored). First retractions, then additions, each in order of the rows that
+    cause them."""
+    num_rows, num_own = bundle.num_rows, own.rows.num_rows
+    rows = _placed(changes, matchable, num_rows)
     kinds, at = changes.kinds, matchable[changes.at]
-    if with_null_keys and size < num_rows:
-        alone = _net_alone(bundle, np.flatnonzero(row_keys < 0))
-        rows, at = np.concatenate([rows, alone]), np.concatenate([at, alone])
-        kinds = np.concatenate([kinds, bundle.kinds[alone]])
+    if alone is not None:
+        never = _placed(alone.changes, alone.rows, num_rows + num_own)
+        rows, at = np.concatenate([rows, never]), np.concatenate([at, alone.rows[alone.changes.at]])
+        kinds = np.concatenate([kinds, alone.changes.kinds])
+    elif with_null_keys and len(matchable) < num_rows:
+        never = _net_alone(bundle, np.flatnonzero(row_keys < 0))
+        rows, at = np.concatenate([rows, never]), np.concatenate([at, never])
+        kinds = np.concatenate([kinds, bundle.kinds[never]])
     order = rows_by(accumulates(kinds), at)
     rows, kinds = rows[order], kinds[order]
     columns, key_index = bundle.batch.columns, row_keys
-    if stored.any():
-        columns = [pa.concat_arrays(pair) for pair in zip(columns, own.rows.columns, strict=True)]
+    if bool((rows >= num_rows).any()):
+        columns = concat_rows(columns, own.rows.columns)
         key_index = np.concatenate([row_keys, own.rows.key_index])
+        if alone is not None:
+            columns = concat_rows(columns, alone.own.rows.columns)
+            key_index = np.append(key_index, np.full(alone.own.rows.num_rows, -1))
     return JoinRows(take_rows(columns, rows), key_index[rows]), kinds
+
+
+def _placed(changes: DeltaRows, rows: Int64Array, offset: int) -> Int64Array:
+    """The driving rows of the changes that ``rows`` (n) of a bundle make, as indices: of the bundle, or from ``offset``
+    on of the stored rows."""
+    return np.append(rows, np.arange(len(changes.removed)) + offset)[changes.rows]
 
 
 def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:

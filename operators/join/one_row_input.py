@@ -81,6 +81,8 @@ class OneRowInput(KeepsKey, BundleOperator):
         """Declare the state."""
         spec, other = context.inputs
         self._content = [at for at, name in enumerate(spec.schema.names) if name not in spec.sequence]
+        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut.
+        self._refresh = bool(spec.sequence)
         self._payload = StoredColumns(spec, at_least_one=True)
         self._missing = context.missing_rows()
         self._rows = context.get_state(
@@ -168,7 +170,8 @@ class OneRowInput(KeepsKey, BundleOperator):
         old = self._payload.row([*keys, *stored.columns])
         content = [concat_rows([old[at]], [columns[at]])[0] for at in self._content]
         ids = row_ids(content, np.concatenate([owners, pairs.inverse]))
-        net = net_by_content(ids[: len(owners)], ids[len(owners) :], bundle.accumulate[rows])
+        accumulate = bundle.accumulate[rows]
+        net = net_by_content(ids[: len(owners)], ids[len(owners) :], accumulate, refresh=self._refresh)
         self._missing.add(rows[net.missing], bundle)
         come, gone = take_rows(columns, net.added), take_rows(old, np.flatnonzero(net.removed))
         added_owners = pairs.inverse[net.added].astype(np.int64)

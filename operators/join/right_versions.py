@@ -2,7 +2,8 @@
 
 Owns: ``Versions`` and their computation from the rows of a changelog.
 Invariant: the rows of a key and time count as a set. A row that one of equal content retracts was never there, but a
--U alone removes nothing: the row that replaces the old one has its own time.
+-U alone removes nothing: the row that replaces the old one has its own time. Of upserts the last change of a key and
+time counts.
 Pure functions over numpy and Arrow; must not know of state or of operators.
 
 Source: the versioned tables of Flink's ``TemporalRowTimeJoinOperator``.
@@ -53,9 +54,17 @@ class Versions:
 
 
 def versions_of(
-    keys: Int64Array, times: Int64Array, kinds: Int8Array, columns: Sequence[pa.Array]
+    keys: Int64Array,
+    times: Int64Array,
+    kinds: Int8Array,
+    content: Sequence[pa.Array],
+    upserts: bool = False,
 ) -> Versions:
-    """The versions that rows (n, in order of arrival) make; of several of a key and time the last one counts."""
+    """The versions that rows (n, in order of arrival) make; of several of a key and time the last one counts.
+
+    ``content``: the columns in which a row and its retraction are equal. ``upserts``: only the key of a -D counts, so
+    of a key and time the last change counts.
+    """
     order = rows_by(keys, times)
     begins = run_begins(keys[order], times[order])
     groups = np.empty(len(keys), np.int64)
@@ -64,12 +73,13 @@ def versions_of(
     added = accumulates(kinds)
     rows = np.full(len(first), -1, np.int64)
     holds = np.ones(len(first), np.bool_)
-    if added.all():
-        rows[groups] = np.arange(len(keys))  # of repeated indices the last assignment stays
+    if upserts or added.all():
+        # Of repeated indices the last assignment stays.
+        rows[groups] = np.where(added, np.arange(len(keys)), -1)
     else:
         ended = np.zeros(len(first), np.bool_)
         ended[groups[kinds == RowKind.DELETE]] = True
-        left = _left(kinds, row_ids(columns, groups))
+        left = _left(kinds, row_ids(content, groups))
         candidates = np.flatnonzero(added & (left > ended[groups]))
         candidates = candidates[rows_by(left[candidates])]
         rows[groups[candidates]] = candidates

@@ -32,9 +32,15 @@ from asyncstate.operator import (
 from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, TtlTime, as_bundle_ttl
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
+from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, row_ids, take_rows
 from ..core.late_rows import check_late_output, with_late_output
-from ..core.operator_checks import TimeDomain, check_has_time, check_time_domain, check_whole_updates
+from ..core.operator_checks import (
+    TimeDomain,
+    check_has_time,
+    check_one_change,
+    check_time_domain,
+    check_whole_updates,
+)
 from ..core.stored_columns import StoredColumns
 from .join_inputs import JoinCondition, TwoInputJoin, matching
 from .right_versions import Versions, versions_of
@@ -71,7 +77,7 @@ class TemporalJoin(TwoInputJoin):
     ('+I', 'USD', 1, 20, None, None, None)
 
     Output: left columns, then right columns, with the left row's kind: by key group and time (event), or as left rows
-    arrived. ``ttl``: how long a right row is kept after it was written (or read); after that a left row finds none.
+    arrived. ``ttl``: how long a right row is kept after it was written; after that a left row finds none.
 
     State: ``current``: the right row of each live key, without the key; with ``time="event"`` also the rows that the
     engine buffers. Only keys of left rows, of retractions and of late versions are read.
@@ -152,7 +158,11 @@ class TemporalJoin(TwoInputJoin):
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         self._inputs = tuple(context.inputs)
-        self._payload = StoredColumns(self._inputs[1], at_least_one=True)
+        right = self._inputs[1]
+        self._payload = StoredColumns(right, at_least_one=True)
+        # The position in the log is not part of a row: a retraction has its own.
+        self._content = [at for at, name in enumerate(right.schema.names) if name not in right.sequence]
+        self._upserts = right.changes.is_upsert
         schema = pa.schema(self._payload.fields)
         made_for = ("time", self.time)
         self._state: ColumnState = context.get_state(
@@ -187,6 +197,8 @@ class TemporalJoin(TwoInputJoin):
             times = bundle.times if self.time == "event" else np.zeros(bundle.num_rows, np.int64)
             assert times is not None  # ``bind`` asks for an event time
             rows[bundle.input_index] = _Rows(bundle.batch.columns, index, times, bundle.kinds)
+            if bundle.input_index == 1 and self._upserts and self.time == "processing":
+                self._check_one_change(bundle, index)
         left, right = rows
         right = right.take(np.flatnonzero(right.keys >= 0))
         late = self._count_late(right, ctx)
@@ -196,6 +208,13 @@ class TemporalJoin(TwoInputJoin):
         asked = keys.select(asks)
         read = self._state.async_get(asked)
         return read.then_accept(lambda found: self._join(keys, asks, found, left, right, ctx))
+
+    def _check_one_change(self, bundle: Bundle, index: Int64Array) -> None:
+        """Refuse upserts of which the last one is not known. In event time, their times say it."""
+        rows = np.flatnonzero(index >= 0)
+        columns = take_rows([bundle.batch.column(at) for at in self._content], rows)
+        content = row_ids(columns, index[rows])
+        check_one_change(bundle, index[rows], content, self._inputs[1], self.owner, rows)
 
     def _count_late(self, right: _Rows, ctx: BundleContext) -> BoolArray:
         if self.time == "processing" or ctx.previous_watermark == MIN_WATERMARK:
@@ -210,7 +229,8 @@ class TemporalJoin(TwoInputJoin):
         current = self._current(keys.select(asks), np.flatnonzero(asks), found)
         right = self._without_older(right, current, len(keys))
         both = current.then(right)
-        versions = versions_of(both.keys, both.times, both.kinds, both.columns)
+        content = [both.columns[at] for at in self._content]
+        versions = versions_of(both.keys, both.times, both.kinds, content, self._upserts)
         self._store(keys, versions, both, len(current.keys))
         if len(left.keys):
             self._emit_pairs(left, both.columns, versions.at(left.keys, left.times), ctx)

@@ -70,6 +70,8 @@ class RetractableRows:
         self._emit_update_before = emit_update_before
         self._schema = spec.schema
         self._content = [at for at, name in enumerate(spec.schema.names) if name not in spec.sequence]
+        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut.
+        self._refresh = bool(spec.sequence)
         self._payload = StoredColumns(spec, at_least_one=True)
         self._missing = context.missing_rows()
         self._state = context.get_state(
@@ -110,7 +112,7 @@ class RetractableRows:
         rows = [bundle.batch.column(at) for at in self._content]
         count = len(old.owners)
         ids = row_ids(concat_rows(stored, rows), np.concatenate([old.owners, bundle.keys.inverse]))
-        net = net_by_content(ids[:count], ids[count:], bundle.accumulate)
+        net = net_by_content(ids[:count], ids[count:], bundle.accumulate, refresh=self._refresh)
         self._missing.add(net.missing, bundle)
         return net.removed, net.added
 

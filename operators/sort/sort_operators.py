@@ -28,6 +28,7 @@ from ..core.arrays import row_ids, take_rows
 from ..core.consolidation import net_by_content
 from ..core.late_rows import check_late_output, with_late_output
 from ..core.operator_checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
+from ..core.segments import content_of
 from ..core.sort_orders import OrderBy, check_order, order_columns, sort_keys
 from ..core.state_meaning import meaning
 
@@ -105,8 +106,8 @@ class Sort(KeepsKey, BundleOperator):
 
     ``order_by`` is a column, ``asc(column)``, ``desc(column)`` or a list of these; rows that are equal in it are
     emitted in order of arrival. The input ends with ``StreamingJob.finish()``. A changelog input is netted: only rows
-    that were not retracted are emitted, as +I; retractions that match no row are dropped and counted
-    (``retractions_without_state``).
+    that were not retracted are emitted, as +I; retractions that match no row, in all columns but those of the input's
+    ``sequence``, are dropped and counted (``retractions_without_state``).
 
     Without a key, the order is over all rows, in one partition; with a key, it holds per key.
 
@@ -142,7 +143,9 @@ class Sort(KeepsKey, BundleOperator):
 
     def open(self, context: OperatorContext) -> None:
         """Nothing to declare: the engine buffers the rows."""
-        self._missing = context.missing_rows() if context.inputs[0].changelog else None
+        (spec,) = context.inputs
+        self._missing = context.missing_rows() if spec.changelog else None
+        self._sequence = spec.sequence
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Never called: all rows arrive in order."""
@@ -154,7 +157,7 @@ class Sort(KeepsKey, BundleOperator):
             return
         columns = bundle.batch.columns
         if self._missing is not None and not bundle.insert_only:
-            content = row_ids(columns, np.zeros(bundle.num_rows, np.int64))
+            content = row_ids(content_of(bundle.batch, self._sequence), np.zeros(bundle.num_rows, np.int64))
             net = net_by_content(np.empty(0, np.int64), content, bundle.accumulate)
             self._missing.add(net.missing, bundle)
             columns = take_rows(columns, net.added)

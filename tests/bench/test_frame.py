@@ -12,7 +12,7 @@ import typer
 
 from bench.frame import CaseError, Column, Report, Row, WrongResult, isolated, medians, ratio, turns
 from bench.frame.measure import in_turns
-from bench.frame.report import costs, draw, made, mib, percent, plain, short, sides, table, times
+from bench.frame.report import SHOWN, costs, draw, made, plain, short, sides, table, times
 from bench.processor_time import Spent
 
 
@@ -82,8 +82,8 @@ def test_a_case_runs_in_a_process_of_its_own_and_one_that_dies_says_why(tmp_path
         (times, 1.504, "1.50x"),
         (times, 14.26, "14.3x"),
         (times, 146.2, "146x"),
-        (percent, -0.036, "-3.6%"),
-        (mib, 3 << 20, "3.00"),
+        (SHOWN["percent"], -0.036, "-3.6%"),
+        (SHOWN["mib"], 3 << 20, "3.00"),
     ],
 )
 def test_figures_have_about_three_digits(shown: object, value: float, text: str) -> None:

@@ -355,3 +355,46 @@ def test_views_of_many_expired_keys_leave_the_store(kind: str, async_enabled: bo
         for _ in range(3):
             both.batch([], minutes=11)
         assert both.left == (False, False)
+
+
+class Copies(AggregateFunction):
+    """For a negative value, puts a copy of each entry behind all others, and counts the entries for each."""
+
+    def get_accumulator_type(self) -> Any:
+        return pa.schema([map_view("kept", LONG, LONG), pa.field("seen", pa.list_(LONG))])
+
+    def get_result_type(self) -> Any:
+        return pa.list_(LONG)
+
+    def create_accumulator(self) -> Any:
+        return {"kept": MapView(), "seen": []}
+
+    def accumulate(self, accumulator: Any, value: int) -> None:
+        kept = accumulator["kept"]
+        if value >= 0:
+            kept.put(value, value)
+            return
+        seen = []
+        for key, _ in kept.entries():
+            kept.put(key + 1_000, key)
+            seen.append(len(list(kept.keys())))
+            if len(seen) > 20:  # an iteration over what it writes itself never ends
+                break
+        kept.remove(0)
+        accumulator["seen"] = seen
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator["seen"]
+
+
+def test_an_iteration_within_another_one_sees_what_that_one_must_not(async_enabled: bool) -> None:
+    """The outer one gives the entries as of its start, the inner one those of its own."""
+    operator = GroupAggregate([udaf(Copies)("v").alias("seen")])
+    options = {"async-state.iterate-response-batch-size": "4"}
+    with OperatorHarness(
+        operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push([("a", number, 0) for number in range(10)])
+        harness.end_batch()
+        harness.push([("a", -1, 0)])
+        assert harness.end_batch()[-1] == ("+U", "a", list(range(11, 21)))

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.testing import net
+from asyncstate.changelog import Changelog
+from asyncstate.testing import OperatorHarness, net
 from operators.join import matches
 from operators.join.join_operator import Join
 from tests.examples import at_most
@@ -171,3 +173,46 @@ def test_pairs_in_small_chunks_give_the_same(kind: Any, steps: Any) -> None:
             changes = [(side, changes_of(tables[side], actions, False, side)) for side, actions in steps]
             outs.append([runner.run(side, rows) for side, rows in changes if rows])
     assert outs[0] == outs[1]
+
+
+@pytest.mark.parametrize("kind", ["left", "right", "full", "anti", "mark"])
+@pytest.mark.parametrize("size", ["500000", "1"])
+def test_a_padded_row_of_a_null_key_is_taken_back_by_what_does_not_show_it(
+    kind: Any, size: str, async_enabled: bool
+) -> None:
+    """An upsert shows only the new row, a -D of upserts only the key, and with a sequence a retraction differs from
+    its row."""
+    rows = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.int64())])
+    others = pa.schema([("j", pa.int64())])
+    side = 1 if kind == "right" else 0
+    inputs, keys = [[rows, others], [others, rows]][side], [[["k"], ["j"]], [["j"], ["k"]]][side]
+    unique = {"right_unique" if side else "left_unique": ["id"]}
+    upserts = [[Changelog.upsert("k", "id"), True], [True, Changelog.upsert("k", "id")]][side]
+    pads: tuple[Any, ...] = {"anti": (), "mark": (False,)}.get(kind, (None,))
+
+    def out(*row: Any) -> tuple[Any, ...]:
+        return (*pads, *row) if side else (*row, *pads)
+
+    options = {"async-state.bundle-size": size}
+    with OperatorHarness(
+        Join(kind, **unique), inputs, keys, changelog=upserts, async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push([(None, 1, 10), (None, 2, 20), (None, 3, 30), (5, 1, 50)], side)
+        harness.end_batch()
+        harness.push([(None, 1, 11), (None, 2, None), (None, 4, None)], side, kinds=["+U", "-D", "-D"])
+        harness.end_batch()
+        left = [out(None, 1, 11), out(None, 3, 30), out(5, 1, 50)]
+        assert net(harness.output, in_order=True) == Counter(left)
+        assert harness.statistics()["counter.retractions_without_state"] == 1
+        assert len(harness.state_entries()) == 3
+    sequence = [["v", None], [None, "v"]][side]
+    with OperatorHarness(
+        Join(kind), inputs, keys, sequence=sequence, async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push(
+            [(None, 1, 1), (None, 1, 2), (None, 2, 3), (None, 2, 4)], side, kinds=["+I"] * 3 + ["-D"]
+        )
+        harness.end_batch()
+        harness.push([(None, 1, 5), (None, 1, 6), (None, 1, 6)], side, kinds=["-D", "-U", "+U"])
+        harness.end_batch()
+        assert net(harness.output, in_order=True) == Counter([out(None, 1, 6)])

@@ -353,3 +353,56 @@ def test_columns_that_both_have_get_suffixes(async_enabled: bool) -> None:
         assert harness.output_schema.names == ["k", "id", "id_there"]
         harness.push([(1, 5)])
         assert harness.end_batch() == [("+I", 1, 5, 10)]
+
+
+LOGGED = ROWS.append(pa.field("lsn", pa.int64()))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_equal_row_of_another_position_replaces_the_old_one(async_enabled: bool, apart: bool) -> None:
+    """Whether both halves of the update are in one micro-batch or in two."""
+    place = Place(k1=[("a",)])
+    join = LookupJoin(place.ask, FOUND)
+    with OperatorHarness(join, LOGGED, ["k"], sequence="lsn", async_enabled=async_enabled) as harness:
+        harness.push([(1, 0, 1)])
+        harness.end_batch()
+        harness.push([(1, 0, 2)], kind="-U")
+        if apart:
+            harness.end_batch()
+        harness.push([(1, 0, 2)], kind="+U")
+        harness.end_batch()
+        assert net(harness.output) == {(1, 0, 2, "a"): 1}
+
+
+@pytest.mark.parametrize("size", ["500000", "1"])
+def test_rows_that_ask_for_nothing_are_taken_back_by_another_position(async_enabled: bool, size: str) -> None:
+    place = Place(k1=[("a",)])
+    join = LookupJoin(place.ask, FOUND, where=pc.field("id") > 0)
+    options = {"async-state.bundle-size": size}
+    with OperatorHarness(
+        join, LOGGED, ["k"], sequence="lsn", async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push([(1, 0, 1), (None, 1, 2), (1, 1, 3), (1, 0, 4), (1, 0, 5)], kinds=["+I"] * 4 + ["-D"])
+        harness.end_batch()
+        assert net(harness.output) == {(1, 0, 4, None): 1, (None, 1, 2, None): 1, (1, 1, 3, "a"): 1}
+        harness.push([(1, 0, 6), (None, 1, 7), (1, 1, 8), (1, 2, 9)], kinds=["-D"] * 3 + ["+I"])
+        harness.end_batch()
+        assert net(harness.output) == {(1, 2, 9, "a"): 1}
+        assert place.asked == [1, 1]
+        assert len(harness.state_entries()) == 1
+
+
+def test_a_row_that_comes_again_lives_on(async_enabled: bool) -> None:
+    """As in two micro-batches: the row that comes again is a new one."""
+    place = Place(k1=[("a",)])
+    join = LookupJoin(place.ask, FOUND, ttl=StateTtl("10 seconds"))
+    with OperatorHarness(join, ROWS, ["k"], async_enabled=async_enabled) as harness:
+        harness.push([(1, 0)])
+        harness.end_batch()
+        harness.advance_processing_time(6_000_000)
+        harness.push([(1, 0), (1, 0)], kinds=["-U", "+U"])
+        harness.end_batch()
+        harness.advance_processing_time(6_000_000)
+        harness.push([(1, 0)], kind="-D")
+        harness.end_batch()
+        assert net(harness.output) == {}

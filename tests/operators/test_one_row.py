@@ -10,7 +10,7 @@ import pytest
 from asyncstate.errors import OperatorError, SchemaError, StateAccessError
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.broadcast_state import BroadcastStateDescriptor
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import DynamicFilter, OneRowJoin
 
 PRODUCTS = pa.schema([("product", pa.string()), ("total", pa.int64())])
@@ -148,6 +148,32 @@ def test_retractions_of_nothing_are_counted(async_enabled: bool) -> None:
         made.push([("a", 1)], kinds=["-D"], input=0)
         assert made.end_batch() == []
         assert made.statistics()["counter.retractions_without_state"] == 1
+
+
+@pytest.mark.parametrize("operator", [DynamicFilter("total", ">", "limit"), OneRowJoin()])
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_equal_row_of_another_position_replaces_the_old_one(
+    async_enabled: bool, operator: Any, apart: bool
+) -> None:
+    """Whether both halves of the update are in one micro-batch or in two."""
+    logged = PRODUCTS.append(pa.field("lsn", pa.int64()))
+    with OperatorHarness(
+        operator,
+        [logged, LIMIT],
+        [["product"], None],
+        sequence=["lsn", None],
+        async_enabled=async_enabled,
+    ) as made:
+        made.push([(4,)], input=1)
+        made.push([("a", 5, 1)])
+        made.end_batch()
+        made.push([("a", 5, 2)], kind="-U")
+        if apart:
+            made.end_batch()
+        made.push([("a", 5, 2)], kind="+U")
+        made.end_batch()
+        tail = (4,) if isinstance(operator, OneRowJoin) else ()
+        assert net(made.output) == {("a", 5, 2, *tail): 1}
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -24,6 +24,7 @@ from operators import (
     desc,
     first_value,
     lag,
+    last_value,
     lead,
     max_,
     min_,
@@ -453,3 +454,19 @@ def test_what_does_not_fit_is_refused(make: Any, options: Any, text: str) -> Non
 def test_a_changelog_needs_an_order() -> None:
     with pytest.raises(SchemaError, match="is a changelog without an event time"):
         OperatorHarness(OverAggregate([count()]), SCHEMA, ["k"], changelog=True)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_equal_row_of_another_position_replaces_the_old_one(async_enabled: bool, apart: bool) -> None:
+    """Whether both halves of the update are in one micro-batch or in two."""
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("lsn", pa.int64())])
+    operator = OverAggregate([last_value("v").alias("last")], order_by="lsn")
+    with OperatorHarness(operator, schema, ["k"], sequence="lsn", async_enabled=async_enabled) as harness:
+        harness.push([(1, 10, 1), (1, 20, 2)])
+        harness.end_batch()
+        harness.push([(1, 10, 3)], kind="-U")
+        if apart:
+            harness.end_batch()
+        harness.push([(1, 10, 3)], kind="+U")
+        harness.end_batch()
+        assert net(harness.output) == {(1, 20, 2, 20): 1, (1, 10, 3, 10): 1}

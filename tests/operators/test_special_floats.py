@@ -172,3 +172,20 @@ def test_states_without_counts_of_them_go_on(
         assert repr(harness.end_batch()[-1]) == "('+U', 1, inf, nan)"
         harness.push([(1, math.inf), (1, 3.0)], kinds=["-D", "-D"])
         assert harness.end_batch()[-1] == ("+U", 1, 5.0, 0.0)
+
+
+@pytest.mark.parametrize("aggregate", [first_value, last_value, collect])
+def test_nested_values_with_nan_are_taken_back(aggregate: Any, async_enabled: bool) -> None:
+    """Floats inside of other values are compared by their bits."""
+    kind = pa.struct([("x", pa.float64()), ("y", pa.list_(pa.float64()))])
+    schema = pa.schema([("k", pa.int64()), ("v", kind)])
+    gone, stays = {"x": math.nan, "y": [math.nan, None]}, {"x": 0.0, "y": [1.0]}
+    operator = GroupAggregate([aggregate("v").alias("found")])
+    with OperatorHarness(operator, schema, ["k"], async_enabled=async_enabled) as harness:
+        harness.push([(1, gone), (1, stays), (1, gone)])
+        harness.end_batch()
+        for _ in range(2):
+            harness.push([(1, gone)], kind="-D")
+            harness.end_batch()
+        found = harness.output[-1][-1]
+    assert (found if aggregate is collect else [found]) == [stays]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import StateTtl
-from asyncstate.errors import SchemaError
+from asyncstate.changelog import Changelog
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.testing import OperatorHarness
 from operators import TemporalJoin
 
@@ -294,6 +295,61 @@ def test_rows_of_all_key_columns_are_versions_too(async_enabled: bool) -> None:
         runner.push([(1,)], 1)
         runner.push([(1,), (2,)], 0)
         assert sorted(runner.end_batch(), key=repr) == [("+I", 1, 1), ("+I", 2, None)]
+
+
+@pytest.mark.parametrize("size", ["1", "500000"])
+def test_of_upserts_only_the_key_of_a_deletion_counts(async_enabled: bool, size: str) -> None:
+    upserts = [False, Changelog.upsert("k")]
+    options = {"async-state.bundle-size": size}
+    with harness(
+        "left", time="processing", changelog=upserts, async_enabled=async_enabled, options=options
+    ) as runner:
+        for v, kind in ((5, "+I"), (None, "-D"), (6, "+U"), (7, "+U"), (None, "-D")):
+            runner.push([(1, None, v)], 1, kind=kind)
+            runner.push([(1, 0, 0)], 0)
+            assert [row[6] for row in runner.end_batch()] == [v]
+        assert runner.state_entries() == {}
+
+
+def test_of_upserts_of_one_time_the_last_one_counts(async_enabled: bool) -> None:
+    with harness("left", changelog=[False, Changelog.upsert("k")], async_enabled=async_enabled) as runner:
+        runner.push([(1, 5, 10), (1, 5, None), (2, 5, None), (2, 5, 20)], 1, kinds=["+I", "-D", "-D", "+U"])
+        runner.push([(1, 6, 0), (2, 6, 0)], 0)
+        runner.advance_watermark(6)
+        assert sorted((row[1], row[6]) for row in runner.end_batch()) == [(1, None), (2, 20)]
+        runner.push([(2, 5, None)], 1, kind="-D")  # late, and not older than the row that stands
+        runner.push([(2, 7, 0)], 0)
+        assert [row[6] for row in runner.finish()] == [None]
+        assert runner.state_entries() == {}
+
+
+def test_upserts_in_an_unknown_order_are_refused(async_enabled: bool) -> None:
+    upserts = [False, Changelog.upsert("k")]
+    with harness(time="processing", changelog=upserts, async_enabled=async_enabled) as runner:
+        runner.push([(1, 0, 5), (1, 0, 6)], 1, kind="+U")
+        with pytest.raises(OperatorError, match="TemporalJoin: input 1 has several changes of k = 1"):
+            runner.end_batch()
+    with harness(
+        time="processing", changelog=upserts, sequence=[None, "v"], async_enabled=async_enabled
+    ) as runner:
+        runner.push([(1, 0, 6), (1, 0, 5)], 1, kind="+U")
+        runner.push([(1, 0, 0)], 0)
+        assert [row[6] for row in runner.end_batch()] == [6]
+
+
+@pytest.mark.parametrize("time", ["event", "processing"])
+def test_a_deletion_has_a_position_of_its_own(async_enabled: bool, time: str) -> None:
+    """The sequence is not part of what a row and its retraction have in common."""
+    with harness("left", time=time, sequence=[None, "v"], async_enabled=async_enabled) as runner:
+        runner.push([(1, 5, 1), (2, 5, 1)], 1)
+        runner.end_batch()
+        runner.push([(1, 5, 2), (2, 5, 3), (2, 5, 4)], 1, kinds=["-D", "-D", "+I"])
+        runner.end_batch()
+        runner.push([(1, 6, 0), (2, 6, 0)], 0)
+        runner.end_batch()
+        runner.finish()
+        assert sorted((row[1], row[6]) for row in runner.output) == [(1, None), (2, 4)]
+        assert len(runner.state_entries()) == 1
 
 
 @pytest.mark.parametrize(

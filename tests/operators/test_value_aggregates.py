@@ -97,9 +97,10 @@ def _discrete(fraction: str, column: int, reverse: bool = False) -> Callable[[Ro
     return computed
 
 
-def _most(values: list[Any]) -> Any:
+def _most(values: list[Any], largest: bool = False) -> Any:
     counts = Counter(values)
-    return min(counts, key=lambda one: (-counts[one], one)) if counts else None
+    most = max(counts.values(), default=0)
+    return (max if largest else min)((one for one in counts if counts[one] == most), default=None)
 
 
 def _nulls_least(value: Any) -> Any:
@@ -191,6 +192,10 @@ CASES: dict[str, tuple[Callable[[], Aggregate], Callable[[Rows], Any]]] = {
     "percentile_disc": (lambda: percentile_disc("s", 0.7), _discrete("0.7", S)),
     "disc_desc": (lambda: percentile_disc("v", 0.1, descending=True), _discrete("0.1", V, True)),
     "mode": (lambda: mode("s"), lambda held: _most(_present(held, S))),
+    "mode_desc": (
+        lambda: mode("s", descending=True),
+        lambda held: _most(_present(held, S), largest=True),
+    ),
     "max_by": (lambda: max_by("v", "w"), _by(max)),
     "min_by": (lambda: min_by("v", "w"), _by(min)),
     "bit_and": (lambda: bit_and("v"), _bits(int.__and__)),
@@ -435,6 +440,7 @@ SPARK = {
         "CAST(percentile_disc(0.3) WITHIN GROUP (ORDER BY y DESC) AS INT)",
     ),
     "mode": (mode("y"), "mode(y, true)"),
+    "mode_descending": (mode("y", descending=True), "mode() WITHIN GROUP (ORDER BY y DESC)"),
     "max_by": (max_by("y", "x"), "(max(struct(x, y)) FILTER (WHERE x IS NOT NULL)).y"),
     "bit_and": (bit_and("y"), "bit_and(y)"),
     "bit_or": (bit_or("y"), "bit_or(y)"),

@@ -50,7 +50,16 @@ from operators import (
 from operators.over.frames import Frame
 from tests.local_aggregation import in_phases
 from tests.properties.examples import MICROSECOND, Entries, Example, floats, nullable, small
-from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
+from tests.properties.histories import (
+    Change,
+    History,
+    Record,
+    Row,
+    Table,
+    changelogs,
+    insertions,
+    keyed_changelogs,
+)
 from tests.properties.models import aggregate, chosen, grouped, values
 from tests.properties.views import summed_logs, zeros_alike
 
@@ -75,6 +84,9 @@ SALE = st.tuples(
     nullable(st.sampled_from(["", "ink", "tea"])),
     nullable(st.booleans()),
 )
+
+LOGGED_SALES, SEQUENCE = SALES.append(pa.field("seq", pa.int64())), len(SALES)
+LOGGED_SALE = SALE.map(lambda sale: (*sale, 0))
 
 _MAKERS: dict[str, Callable[[str], Aggregate]] = {
     "count": count,
@@ -318,6 +330,7 @@ def overs(
     histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]],
     changelog: bool,
     frame: str = "in any order",
+    in_sequence: bool = False,
 ) -> Example:
     """An OverAggregate in an order of its own, in which equal amounts count for each other."""
     count_of, highest = aggregate("count", ITEM), aggregate("max", PRICE)
@@ -333,11 +346,11 @@ def overs(
             made,
             order_by="amount",
         ),
-        inputs=[SALES],
+        inputs=[LOGGED_SALES if in_sequence else SALES],
         key=[["shop"]],
-        history=draw(histories(SALE)),
+        history=draw(histories(LOGGED_SALE if in_sequence else SALE)),
         expected=expected,
-        settings={"changelog": changelog},
+        settings={"changelog": changelog, "sequence": "seq" if in_sequence else None},
         output_key=lambda row: row[:1],
     )
 
@@ -428,6 +441,12 @@ OVERS: Entries = {
     f"over {what}, {frame}": overs(histories, changelog, frame)
     for what, histories, changelog in (("insertions", insertions, False), ("a changelog", changelogs, True))
     for frame in _FRAMES
+} | {
+    "over a changelog in sequence": overs(
+        lambda rows: keyed_changelogs(rows, lambda sale: (sale[SHOP], sale[ITEM]), sequence_at=SEQUENCE),
+        True,
+        in_sequence=True,
+    )
 }
 
 DEDUPLICATIONS: Entries = {

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
+from asyncstate.changelog import RETRACT, Changelog
 from operators import DynamicFilter, Join, OneRowJoin
 from tests.properties.examples import Entries, Example, floats, nullable, small
 from tests.properties.histories import (
+    Change,
     History,
     Row,
     Table,
@@ -69,26 +71,56 @@ class Side:
 
     unique: Any
     histories: Callable[[int], st.SearchStrategy[History]]
+    changes: Changelog = RETRACT
 
 
 def full(unique: Any, identity: Identity, sequence_at: int | None = None) -> Side:
-    """Updates come as -U and +U. With a sequence a padded row of a null key, which is not stored, could not be taken
-    back: the retraction has another number."""
-    rows = ANY_KEY if sequence_at is None else NO_NULLS
+    """Updates come as -U and +U."""
     return Side(
         unique,
-        lambda number: keyed_changelogs(rows, identity, size=SIZE, input=number, sequence_at=sequence_at),
+        lambda number: keyed_changelogs(ANY_KEY, identity, size=SIZE, input=number, sequence_at=sequence_at),
     )
 
 
 def upserts(unique: Any, identity: Identity, sequence_at: int | None = None) -> Side:
-    """Updates come as +U alone. A null key would match nothing, so nothing would replace its row."""
+    """Updates come as +U alone, in a changelog that is not said to be one of upserts: so a row of a null key, which
+    matches nothing, would not be known for what another one replaces."""
     return Side(
         unique,
         lambda number: keyed_changelogs(
             NO_NULLS, identity, "upsert", size=SIZE, input=number, sequence_at=sequence_at
         ),
     )
+
+
+def declared_upserts(unique: Any, identity: Identity) -> Side:
+    """Updates come as +U alone, and of a -D only the key counts."""
+
+    def with_keys_alone(history: History) -> History:
+        return replace(
+            history, changes=[_keys_alone(change, identity is join_key) for change in history.changes]
+        )
+
+    key = ("k",) if identity is join_key else ("k", "id")
+    return Side(
+        unique,
+        lambda number: keyed_changelogs(
+            ANY_KEY, identity, "upsert", size=SIZE, input=number, sequence_at=SEQUENCE
+        ).map(with_keys_alone),
+        Changelog.upsert(*key),
+    )
+
+
+def _keys_alone(change: Change, by_join_key: bool) -> Change:
+    records = tuple(
+        record
+        if record.added
+        else record._replace(
+            row=(record.row[K], None if by_join_key else record.row[ID], None, record.row[SEQUENCE])
+        )
+        for record in change.records
+    )
+    return replace(change, records=records)
 
 
 INSERTS = Side(None, lambda number: insertions(ANY_KEY, SIZE, number))
@@ -134,7 +166,7 @@ def joins(
         key=[["k"], ["k"]],
         history=draw(both(left.histories(0), right.histories(1))),
         expected=expected,
-        settings=settings,
+        settings={"changelog": [left.changes, right.changes], **settings},
         shuffle="within keys",
         output_key=lambda row: (
             row[K] if kind in ("semi", "anti", "mark") or row[K] is not None else row[4 + K]
@@ -152,6 +184,7 @@ def in_sequence(draw: st.DrawFn, sides: Sequence[Side], drop_stale: bool = False
 _ANY = [INSERTS, REPEATED, UNIQUE, ALONE]
 _UPSERTS = [upserts(["id"], under_key), upserts("join_key", join_key)]
 _IN_SEQUENCE = [upserts(["id"], under_key, SEQUENCE), upserts("join_key", join_key, SEQUENCE)]
+_DECLARED = [declared_upserts(["id"], under_key), declared_upserts("join_key", join_key)]
 _FULL_IN_SEQUENCE = [full(["id"], under_key, SEQUENCE), full("join_key", join_key, SEQUENCE)]
 
 COMPARED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -169,7 +202,7 @@ def _ordered(value: Any) -> Any:
 
 
 @st.composite
-def filters(draw: st.DrawFn, what: str) -> Example:
+def filters(draw: st.DrawFn, what: str, in_sequence: bool = False) -> Example:
     """A DynamicFilter over a changelog, with a bound that comes, changes and goes."""
     kind, values = COMPARED[what]
     comparison: Any = draw(st.sampled_from(["<", "<=", ">", ">=", "="]))
@@ -187,17 +220,19 @@ def filters(draw: st.DrawFn, what: str) -> Example:
             }
         )
 
-    left = st.tuples(nullable(small(0, 2)), small(0, 1), nullable(values))
+    left = st.tuples(nullable(small(0, 2)), small(0, 1), nullable(values), st.just(0))
+    rows = keyed_changelogs(left, under_key, size=SIZE, sequence_at=SEQUENCE)
     bounds = keyed_changelogs(st.tuples(nullable(values)), lambda row: 0, size=SIZE, input=1)
     return Example(
         make=lambda: DynamicFilter("v", comparison, "bound"),
         inputs=[
-            pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", kind)]),
+            pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", kind), ("seq", pa.int64())]),
             pa.schema([("bound", kind)]),
         ],
         key=[["k"], None],
-        history=draw(both(changelogs(left, SIZE, 0), bounds)),
+        history=draw(both(rows if in_sequence else changelogs(left, SIZE, 0), bounds)),
         expected=expected,
+        settings={"sequence": ("seq", None)} if in_sequence else {},
         view=zeros_alike(as_they_are),
         whole_updates=True,
         output_key=lambda row: row[:1],
@@ -205,7 +240,7 @@ def filters(draw: st.DrawFn, what: str) -> Example:
 
 
 @st.composite
-def with_one_row(draw: st.DrawFn) -> Example:
+def with_one_row(draw: st.DrawFn, in_sequence: bool = False) -> Example:
     """A OneRowJoin over a changelog, with a row that comes, changes and goes."""
     kind: Any = draw(st.sampled_from(["left", "inner"]))
 
@@ -214,27 +249,34 @@ def with_one_row(draw: st.DrawFn) -> Example:
         return Counter({left + right: times for left, times in tables[0].items() for right in found})
 
     one = keyed_changelogs(ANY_KEY, lambda row: 0, size=SIZE, input=1)
+    logged = keyed_changelogs(ANY_KEY, under_key, size=SIZE, sequence_at=SEQUENCE)
     return Example(
         make=lambda: OneRowJoin(kind),
         inputs=[LEFT, RIGHT],
         key=[["k"], None],
-        history=draw(both(changelogs(ANY_KEY, SIZE, 0), one)),
+        history=draw(both(logged if in_sequence else changelogs(ANY_KEY, SIZE, 0), one)),
         expected=expected,
+        settings={"sequence": ("seq", None)} if in_sequence else {},
         whole_updates=True,
     )
 
 
-FILTERS: Entries = {f"by {what}": filters(what) for what in COMPARED}
+FILTERS: Entries = {
+    **{f"by {what}": filters(what) for what in COMPARED},
+    "in sequence": filters("numbers", in_sequence=True),
+}
 
 JOINS: Entries = {
     **{f"{kind} join": joins(kind, _ANY) for kind in KINDS},
     "marks that may be null": joins("mark", _ANY, null_aware=True),
     "with one row": with_one_row(),
+    "with one row, in sequence": with_one_row(in_sequence=True),
     "insertions only": joins(None, [INSERTS], changelog=False),
     "null keys that match": joins(None, [REPEATED, UNIQUE], null_safe=True),
     "unique rows that move between keys": joins(None, [MOVING]),
     "upserts in their order": joins(None, _UPSERTS),
     "upserts by sequence": in_sequence(_IN_SEQUENCE),
+    "upserts that are declared": in_sequence(_DECLARED),
     "updates by sequence": in_sequence(_FULL_IN_SEQUENCE),
     "upserts that come again": in_sequence(_IN_SEQUENCE, drop_stale=True),
     "updates that come again": in_sequence(_FULL_IN_SEQUENCE, drop_stale=True),

@@ -14,11 +14,20 @@ from operators.core.sort_orders import desc
 from operators.join.temporal_join import TemporalJoin
 from operators.sort.sort_operators import Sort, TemporalSort
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
-from tests.properties.histories import History, Row, Table, both, changelogs, insertions, on_input
+from tests.properties.histories import (
+    History,
+    Row,
+    Table,
+    both,
+    changelogs,
+    insertions,
+    keyed_changelogs,
+    on_input,
+)
 from tests.properties.views import without_waiting_rows
 
 SECOND = 1_000_000
-K, AT, VALUE = range(3)
+K, AT, VALUE, SEQUENCE = range(4)
 LEFT, RIGHT = (pa.schema([("k", pa.int64()), ("at", MICROSECOND), (name, pa.int64())]) for name in ("v", "w"))
 _ROW = st.tuples(nullable(small(0, 1)), small(0, 20).map(lambda second: second * SECOND), nullable(small()))
 
@@ -91,15 +100,17 @@ def temporal_sorts(draw: st.DrawFn) -> Example:
 
 
 @st.composite
-def sorts(draw: st.DrawFn) -> Example:
+def sorts(draw: st.DrawFn, in_sequence: bool = False) -> Example:
     """At the end comes what has not been taken back."""
+    rows = st.tuples(nullable(small(0, 1)), _ROW.map(lambda row: row[AT]), nullable(small()), st.just(0))
+    logged = keyed_changelogs(rows, lambda row: row[:AT], sequence_at=SEQUENCE)
     return Example(
         make=lambda: Sort([desc("v"), "at"]),
-        inputs=[LEFT],
+        inputs=[LEFT.append(pa.field("seq", pa.int64())) if in_sequence else LEFT],
         key=[draw(st.sampled_from([["k"], None]))],
-        history=draw(changelogs(_ROW)),
+        history=draw(logged if in_sequence else changelogs(_ROW)),
         expected=lambda tables: tables[0],
-        settings={"event_time": ["at"], "changelog": True},
+        settings={"event_time": ["at"], "changelog": True, "sequence": "seq" if in_sequence else None},
         times=[AT],
         view=without_waiting_rows,
     )
@@ -110,4 +121,5 @@ ORDERED: Entries = {
     "left temporal join": temporal_joins("left"),
     "temporal sort": temporal_sorts(),
     "sort": sorts(),
+    "sort in sequence": sorts(in_sequence=True),
 }

@@ -415,6 +415,7 @@ def test_modes_and_keys_are_those_of_the_operators() -> None:
             lambda o: o.group_by("current_date()").top(1, by="amount"),
             r"current_date\(\) is another value each",
         ),
+        (lambda o: o.group_by("date 'Today'").top(1, by="amount"), "date 'Today' is another value each"),
         (lambda o: o.group_by(k="customer").agg(k="max(id)"), "there are two columns 'k'"),
         (lambda o: o.group_by().window(tumble("1 hour")).window(tumble("1 day")), "in windows already"),
         (lambda o: o.group_by(3).agg(), "3 is not a column; give its name"),
@@ -429,6 +430,10 @@ def test_modes_and_keys_are_those_of_the_operators() -> None:
         ),
         (lambda o: o.top(3, by=7), "7 is not a column to order by"),
         (lambda o: o.top(0, by="id"), "n is 0"),
+        (
+            lambda o: o.group_by("id").agg(x="max(concat(customer, '  '))", y="max(concat(customer, ' '))"),
+            "differ only in the spaces of a string",
+        ),
         (
             lambda o: o.join(o, on="nothing"),
             r"there is no column 'nothing' in source 'orders'; the columns are id,",

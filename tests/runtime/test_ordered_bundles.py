@@ -323,6 +323,16 @@ def test_sort_puts_out_what_was_not_taken_back(async_enabled: bool, changes: lis
     assert missing == sum(-count for count in counts.values() if count < 0)
 
 
+def test_sort_takes_a_row_back_by_a_deletion_of_another_position(async_enabled: bool) -> None:
+    schema = pa.schema([("v", pa.int64()), ("lsn", pa.int64())])
+    with OperatorHarness(Sort("v"), schema, None, sequence="lsn", async_enabled=async_enabled) as harness:
+        harness.push([(1, 1), (2, 2), (3, 3)])
+        harness.end_batch()
+        harness.push([(1, 4), (2, 5), (2, 6)], kinds=["-D", "-U", "+U"])
+        assert harness.finish() == [("+I", 2, 6), ("+I", 3, 3)]
+        assert harness.statistics().get("counter.retractions_without_state", 0) == 0
+
+
 def test_temporal_sort_drops_late_rows_and_says_so(async_enabled: bool) -> None:
     with OperatorHarness(TemporalSort(), ROWS, None, event_time="at", async_enabled=async_enabled) as harness:
         harness.advance_watermark(5)

@@ -15,7 +15,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import OutputSpec
 from asyncstate.testing import OperatorHarness, net
-from operators import Deduplicate, Join, Rank, asc
+from operators import Deduplicate, GroupAggregate, Join, Rank, asc, count
 from tests.examples import at_most
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string()), ("lsn", pa.int64()), ("part", pa.int32())])
@@ -211,3 +211,22 @@ def test_with_two_inputs_each_has_its_own(start: Any) -> None:
     assert len(harness.end_batch()) == 2
     harness.push([(1, "a", 1, 0)])
     assert harness.end_batch() == []
+
+
+@pytest.mark.parametrize("changelog", [False, True])
+def test_rows_that_differ_in_a_column_that_is_not_needed_are_different_rows(
+    async_enabled: bool, changelog: bool
+) -> None:
+    """A log may have several rows at one position."""
+    with OperatorHarness(
+        GroupAggregate([count().alias("n")]),
+        SCHEMA,
+        ["k"],
+        sequence="lsn",
+        drop_stale=True,
+        changelog=changelog,
+        async_enabled=async_enabled,
+    ) as harness:
+        harness.push([(1, "a", 5, 0), (1, "b", 5, 0), (1, "b", 5, 0)])
+        assert harness.end_batch() == [("+I", 1, 2)]
+        assert harness.statistics()["counter.stale_rows_dropped"] == 1

@@ -160,6 +160,25 @@ def test_a_start_anew_that_was_not_committed_does_not_return_to_the_earlier_stat
         assert net(harness.end_batch()["a"]) == {(1,): 1}
 
 
+def test_another_body_of_a_sql_function_is_another_plan(spark: SparkSession, program: Program) -> None:
+    made = "CREATE OR REPLACE TEMPORARY FUNCTION {}(x BIGINT) RETURNS BIGINT RETURN {}"
+    flow = program.flow({"a": "SELECT twice_more(k) AS y FROM t"})
+    try:
+        spark.sql(made.format("more", "x + 1"))
+        spark.sql(made.format("twice_more", "more(more(x))"))
+        with PipelineHarness(flow, SOURCES) as harness:
+            harness.push("t", [(10, 0)])
+            assert harness.end_batch()["a"] == [("+I", 12)]
+            program.ran()
+            spark.sql(made.format("more", "x + 2"))
+            harness.restart(flow)
+            harness.push("t", [(10, 0)])
+            assert harness.end_batch()["a"] == [("+I", 14)]
+    finally:
+        for name in ("twice_more", "more"):
+            spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
+
+
 @pytest.mark.long
 def test_the_state_of_a_job_goes_with_the_first_commit(spark: SparkSession, tmp_path: Path) -> None:
     def ran(text: str, number: int, changed: Any = None) -> list[tuple[Any, ...]]:

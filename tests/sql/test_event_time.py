@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -390,3 +391,41 @@ def test_views_and_statements_share_what_they_say(spark: SparkSession, async_ena
     oracle = "WITH w AS (SELECT k, time_bucket(INTERVAL '20 s', ts) AS s FROM l WHERE ts IS NOT NULL) SELECT k, n, m FROM (SELECT k, s, count(*) AS n FROM w GROUP BY k, s) JOIN (SELECT s, count(*) AS m FROM w GROUP BY s) USING (s)"
     flow = pipeline(spark, statements)
     assert kept_right(flow, timed_tables(), "l", oracle, async_enabled=async_enabled, finish=True) > 5
+
+
+ASOF_ENABLED = "spark.sql.join.asofJoin.enabled"
+LATEST = "SELECT l.k, a, rate, ts FROM l {} ASOF JOIN v MATCH_CONDITION (l.ts >= v.since) ON l.k = v.k"
+
+
+@pytest.fixture
+def asof(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set(ASOF_ENABLED, "true")
+    yield
+    spark.conf.unset(ASOF_ENABLED)
+
+
+@pytest.mark.since_spark("4.3", "ASOF JOIN")
+@pytest.mark.usefixtures("asof")
+@pytest.mark.parametrize("how", ["", "LEFT"])
+def test_asof_joins_are_those_of_batch(spark: SparkSession, how: str, async_enabled: bool) -> None:
+    """Rows without a time, too, which an outer join keeps."""
+    sql, tables = LATEST.format(how), timed_tables()
+    oracle = f"SELECT l.k, a, rate, ts FROM l ASOF {how} JOIN v ON l.k = v.k AND ts >= since"
+    flow = sql_pipeline(sql, spark=spark)
+    assert "TemporalJoin" in operators(flow, tables, sql)
+    assert kept_right(flow, tables, sql, oracle, async_enabled=async_enabled, finish=True) > 3
+
+
+@pytest.mark.since_spark("4.3", "ASOF JOIN")
+@pytest.mark.usefixtures("asof")
+@pytest.mark.parametrize("what", ["changes", "another time", "no watermark"])
+def test_an_asof_join_whose_rows_could_change_is_refused(spark: SparkSession, what: str) -> None:
+    tables, sql = timed_tables(), LATEST.format("")
+    if what == "changes":
+        tables.insert_only, tables.keys = False, {"v": ["k"]}
+    elif what == "another time":
+        tables.times = {"l": "ts"}
+    else:
+        tables.delay = None
+    with pytest.raises(SqlError, match="ASOF JOIN by a time that is no event time of insertions"):
+        PipelineHarness(sql_pipeline(sql, spark=spark), tables.sources(["l", "v"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +15,7 @@ from asyncstate.errors import SqlError
 from asyncstate.sql import Compiled, sql_pipeline
 from asyncstate.testing import PipelineHarness
 from tests.sql.features import FEATURES, REFUSED, changing_tables
-from tests.sql.tables import NEEDS_COMPILER, kept_right
+from tests.sql.tables import NEEDS_COMPILER, Row, kept_right
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,3 +82,35 @@ def test_state_that_expires_is_that_of_groups_and_joins(spark: SparkSession, asy
     over = sql_pipeline("SELECT a, sum(b) OVER (PARTITION BY a) AS s FROM t", spark=spark, state_ttl="1 hour")
     with pytest.raises(SqlError, match="OVER needs all rows, so state_ttl would make it wrong; leave"):
         PipelineHarness(over, sources)
+
+
+def _largest_modes(contents: Mapping[str, list[Row]]) -> list[Row]:
+    found = []
+    for key in {row[0] for row in contents["t"]}:
+        counts = Counter(b for a, b, _ in contents["t"] if a == key and b is not None)
+        most = max(counts.values(), default=0)
+        found.append((key, max((b for b, count in counts.items() if count == most), default=None)))
+    return found
+
+
+def test_the_order_of_a_mode_decides_between_equally_frequent_values(
+    spark: SparkSession, async_enabled: bool
+) -> None:
+    sql = "SELECT a, mode() WITHIN GROUP (ORDER BY b DESC) AS m FROM t GROUP BY a"
+    pipeline, tables = sql_pipeline(sql, spark=spark), changing_tables(seed=3)
+    assert kept_right(pipeline, tables, sql, _largest_modes, async_enabled=async_enabled) > 0
+
+
+@pytest.mark.since_spark("4.3", "RESPECT NULLS of collected values")
+@pytest.mark.parametrize("function", ["collect_list", "array_agg", "collect_set"])
+def test_collected_values_that_keep_nulls_are_refused(spark: SparkSession, function: str) -> None:
+    sql = f"SELECT a, {function}(b) RESPECT NULLS AS x FROM t GROUP BY a"
+    with pytest.raises(SqlError, match="RESPECT NULLS of collected values; collect struct"):
+        PipelineHarness(sql_pipeline(sql, spark=spark), changing_tables(seed=3).sources(["t"]))
+
+
+def test_an_offset_in_a_subquery_is_in_its_order(spark: SparkSession, async_enabled: bool) -> None:
+    sql = "SELECT a, (SELECT d FROM u ORDER BY d {}, e, a LIMIT 1 OFFSET 1) AS x FROM t"
+    pipeline, tables = sql_pipeline(sql.format(""), spark=spark), changing_tables(seed=5)
+    oracle = sql.format("NULLS FIRST").replace("e, a", "e NULLS FIRST, a NULLS FIRST")
+    assert kept_right(pipeline, tables, sql, oracle, async_enabled=async_enabled) > 0

@@ -147,6 +147,16 @@ REFUSED: dict[str, tuple[str, str]] = {
     "with a column": ("SELECT id FROM t WHERE now() - at < INTERVAL 1 HOUR", ELSEWHERE),
     "of an aggregate": ("SELECT count_if(at > now()) AS n FROM t", ELSEWHERE),
     "another function": ("SELECT id FROM t WHERE v > unix_timestamp()", "changes without a row"),
+    "a date by name": (
+        "SELECT id FROM t\nWHERE at > DATE 'Today'",
+        "line 2: DATE 'Today': .*a time that changes without a row",
+    ),
+    "a time by name": ("SELECT id FROM t WHERE at > timestamp ' now '", "a time that changes without a row"),
+    "a text as a date": (
+        "SELECT id FROM t WHERE at > CAST('yesterday' AS DATE)",
+        "yesterday changes without a row",
+    ),
+    "a text that is compared": ("SELECT id FROM t WHERE at < 'now'", "now changes without a row"),
 }
 
 
@@ -184,3 +194,17 @@ def test_a_job_on_spark(spark: SparkSession, tmp_path: Path, executor: str, asyn
     with job:
         job.await_termination(job.start(trigger="availableNow"))
     assert sorted(got) == [("coming", 2), ("past", 1)]
+
+
+def test_texts_and_the_epoch_do_not_change(spark: SparkSession) -> None:
+    sql = "SELECT id, 'now' AS now FROM t WHERE at > DATE 'epoch' AND at > CAST('epoch' AS TIMESTAMP) AND 'today' <> 'now'"
+    with PipelineHarness(sql_pipeline(sql, spark=spark), {"t": PipelineSource(SCHEMA)}) as harness:
+        harness.push("t", [(1, BEGIN, 0)])
+        assert harness.end_batch()["out"] == [("+I", 1, "now")]
+
+
+def test_a_column_of_a_subquery_that_is_called_so(spark: SparkSession) -> None:
+    sql = "SELECT id FROM (SELECT id, v AS current_date FROM t) WHERE current_date > 3"
+    with PipelineHarness(sql_pipeline(sql, spark=spark), {"t": PipelineSource(SCHEMA)}) as harness:
+        harness.push("t", [(1, BEGIN, 3), (2, BEGIN, 4)])
+        assert harness.end_batch()["out"] == [("+I", 2)]

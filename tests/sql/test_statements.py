@@ -275,3 +275,11 @@ def test_what_a_rule_refuses_is_said(spark: SparkSession) -> None:
     finally:
         spark.conf.unset("spark.sql.crossJoin.enabled")
     assert str(failed.value).startswith("Spark says of the statement:")
+
+
+def test_a_random_value_that_is_shown_twice_is_one(spark: SparkSession, async_enabled: bool) -> None:
+    text = "SELECT r AS x, r AS y FROM (SELECT rand() AS r FROM t)"
+    made = pipeline(spark, lambda context: context.run(text))
+    with PipelineHarness(made, {"t": INSERTIONS}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(n, n, 0, 0) for n in range(9)])
+        assert all(x == y for _, x, y in harness.end_batch()["out"])

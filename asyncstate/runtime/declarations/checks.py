@@ -130,7 +130,8 @@ def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tupl
 
 
 def _with_columns(spec: InputSpec, columns: Collection[str]) -> InputSpec:
-    if spec.broadcast or spec.ordering is not None:  # these rows are compared or stored with all columns
+    # These rows are compared or stored with all columns.
+    if spec.broadcast or spec.ordering is not None or spec.drop_stale:
         return spec
     for name in columns:
         spec.column(name)

@@ -238,8 +238,21 @@ class _BundleMap(MemoryMap[Any, Any]):
     def entries(self) -> Iterator[Any]:
         if self.whole:
             return super().entries()
+        if self._views.iterations:  # until those end nothing may be written
+            return iter(self._merged())
         self._views.flush()
         return _Iteration(self._views, self._views.pages(self._key))
+
+    def _merged(self) -> list[tuple[Any, Any]]:
+        """All entries: the stored ones, changed as those in memory are."""
+        found: MemoryMap[Any, Any] = MemoryMap()
+        found.__setstate__(dict(entry for page in self._views.pages(self._key) for entry in page))
+        for key in self._written:
+            if (value := self._entries.get(key)) is None:
+                found.remove(key)
+            else:
+                found.put(key, value)
+        return list(found.entries())
 
     def keys(self) -> Iterator[Any]:
         return (key for key, _ in self.entries())

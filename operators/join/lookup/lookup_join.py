@@ -228,6 +228,11 @@ class LookupJoin(Named, BundleOperator):
         kept = [field.name for field in self._payload.fields]
         # The position in the log is not part of a row: a retraction has its own.
         self._content_at = [at for at, name in enumerate(kept) if name not in spec.sequence]
+        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut.
+        # With a ttl it lives on.
+        self._refresh = bool(spec.sequence) or self.ttl is not None
+        # Its retraction would not show what was emitted for a row that is not stored.
+        self._keeps_silent = self._pads and bool(spec.sequence)
         found = [field.with_nullable(True) for field in list(context.output_schema)[len(spec.schema) :]]
         marks = [pa.field(_FIRST, pa.bool_()), pa.field(_FOUND, pa.bool_())]
         stored = pa.schema([*self._payload.fields, *found, *marks])
@@ -364,17 +369,19 @@ class LookupJoin(Named, BundleOperator):
         yield heads
         read = state.async_rows(heads.get())
         yield read
-        stored, rows = _Stored.of(read.get(), len(self._payload.fields)), np.flatnonzero(asks)
+        kept = np.ones(len(asks), np.bool_) if self._keeps_silent else asks
+        stored, rows = _Stored.of(read.get(), len(self._payload.fields)), np.flatnonzero(kept)
         net = self._net(stored, bundle, rows)
         self._missing.add(rows[net.missing], bundle)
         added = rows[net.added]
-        keys, of_row = self._distinct(bundle, added)
+        asking = added[asks[added]]
+        keys, of_row = self._distinct(bundle, asking)
         answers = self._answers(keys, ctx)
         yield answers
         pairs, at = answers.get().of_rows(of_row, True)
-        new = _Pairs(added[pairs], at, take_rows(answers.get().columns, at))
+        new = _Pairs.of(asking[pairs], at, answers.get().columns, added[~asks[added]])
         gone = net.removed[stored.run]
-        self._emit_changes(bundle, stored, gone, rows[net.cause], new, self._silent(asks), ctx)
+        self._emit_changes(bundle, stored, gone, rows[net.cause], new, self._silent(kept), ctx)
         self._store(state, bundle, heads.get(), stored, gone, new)
 
     def _net(self, stored: _Stored, bundle: Bundle, rows: Int64Array) -> ConsolidatedRows:
@@ -384,7 +391,8 @@ class LookupJoin(Named, BundleOperator):
         columns = concat_rows(take_rows(stored.left, heads), given)
         key = np.concatenate([stored.rows.key_index[heads], bundle.keys.inverse[rows]]).astype(np.int64)
         content = row_ids([columns[at] for at in self._content_at], key)
-        return net_by_content(content[: len(heads)], content[len(heads) :], bundle.accumulate[rows])
+        stored_content, given_content = content[: len(heads)], content[len(heads) :]
+        return net_by_content(stored_content, given_content, bundle.accumulate[rows], self._refresh)
 
     def _emit_changes(
         self,
@@ -494,11 +502,19 @@ class _Out(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """New pairs (m): the bundle row of each, the found row (-1: none), and its columns (null: none)."""
+    """New pairs (m) in order of the bundle rows: the row of each, the found row (-1: none), and its columns (null:
+    none)."""
 
     rows: Int64Array
     at: Int64Array
     found: list[pa.Array]
+
+    @staticmethod
+    def of(rows: Int64Array, at: Int64Array, found: Sequence[pa.Array], silent: Int64Array) -> _Pairs:
+        """``rows`` (m) with the rows ``at`` (m) of ``found``, and ``silent`` ones, which find nothing."""
+        rows, at = np.append(rows, silent), np.append(at, np.full(len(silent), -1, np.int64))
+        order = rows_by(rows)
+        return _Pairs(rows[order], at[order], take_rows(found, at[order]))
 
 
 @dataclass(frozen=True)
