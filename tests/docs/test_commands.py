@@ -209,8 +209,11 @@ def test_commands_of_state_succeed(command: Command, checkpoints: Path, tmp_path
 def test_commands_of_sql_succeed_in_their_order(tmp_path: Path) -> None:
     """With the file of statements that the page has."""
     page = (ROOT / "docs" / "sql.md").read_text("utf-8")
-    (statements,) = (body for info, body in _BLOCK.findall(page) if info == "sql")
-    (tmp_path / "job.sql").write_text(statements, "utf-8")
+    statements, recent = (body for info, body in _BLOCK.findall(page) if info == "sql")
+    recent = (
+        f"CREATE TABLE recent (customer STRING, total BIGINT) USING console;\nINSERT INTO recent\n{recent};\n"
+    )
+    (tmp_path / "job.sql").write_text(statements + recent, "utf-8")
     (tmp_path / "orders").mkdir()
     rows = ['{"id": 1, "customer": "ann", "amount": 5}', '{"id": 2, "customer": "bob", "amount": 2}']
     (tmp_path / "orders" / "1.json").write_text("\n".join(rows), "utf-8")
