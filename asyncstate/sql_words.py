@@ -122,9 +122,9 @@ class Words:
         """The line of a word, from 1."""
         return self.tokens[at].line
 
-    def below(self, at: int, text: str) -> str:
-        """The text at the line of a word."""
-        return "\n" * (self.line(at) - 1) + text
+    def below(self, at: int, text: str, above: str = "") -> str:
+        """The text at the line of a word, after what is ``above``."""
+        return above + "\n" * (self.line(at) - 1 - above.count("\n")) + text
 
     def within(self, begin: int, end: int, parts: Iterable[tuple[int, int, str]]) -> str:
         """The text of some words, with others in place of parts of them."""
@@ -189,7 +189,8 @@ class Words:
 
     def _is_around(self, begin: int, at: int) -> bool:
         """Whether the brackets around one place are also around a later one."""
-        return not any(self.words[last] in (")", "]", "}") for last in [*self.outside(begin, at)][-1:])
+        *_, last = self.outside(begin, at)
+        return self.words[last] not in (")", "]", "}")
 
     def split(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts between commas outside of brackets."""

@@ -34,7 +34,7 @@ from asyncstate.state.expiring.ttl import Ttl
 
 _FOUND: Final = "__found"
 _FALLS_MAX: Final = "1 day"
-"""More than a time of day falls at the end of summer time, in whatever time zone."""
+"""A local time falls by less than this where clocks are set back, in any time zone."""
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,9 @@ def in_local_time(root: ir.Node, views: Collection[str]) -> set[ir.Node]:
 def _texts(node: ir.Node) -> Sequence[str]:
     if isinstance(node, ir.Project):
         return [text for text in node.texts if column_of(text) is None]
-    return (
-        node.conditions
-        if isinstance(node, ir.Filter)
-        else [node.text]
-        if isinstance(node, ir.Explode)
-        else []
-    )
+    if isinstance(node, ir.Filter):
+        return node.conditions
+    return [node.text] if isinstance(node, ir.Explode) else []
 
 
 def _is_of_time(node: ir.Node, text: str) -> bool:

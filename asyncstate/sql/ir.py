@@ -214,12 +214,8 @@ class DynamicFilter(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TemporalFilter(Node):
-    """A ``DynamicFilter`` whose bound is made of the time of a ``Clock``, and rises with it."""
-
-    column: str
-    comparison: str
-    bound: str
+class TemporalFilter(DynamicFilter):
+    """A filter whose bound is made of the time of a ``Clock``, and rises with it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -316,7 +312,10 @@ def to_json(root: Node) -> list[dict[str, Any]]:
 def from_json(given: Sequence[Mapping[str, Any]]) -> Node:
     """The plan that ``to_json`` wrote."""
     nodes: list[Node] = []
-    kinds = {kind.__name__: kind for kind in (*Node.__subclasses__(), *Join.__subclasses__())}
+    found = [*Node.__subclasses__()]
+    for kind in found:  # those of a subclass come later in the list
+        found += kind.__subclasses__()
+    kinds = {kind.__name__: kind for kind in found}
     for one in given:
         values = {name: _value(name, value) for name, value in one.items() if name != "node"}
         values["inputs"] = tuple(nodes[number] for number in one["inputs"])

@@ -219,10 +219,8 @@ class Syntax:
             return words.below(begin, words.cut(begin + 1, end - 1))
         text = ""
         for first, after in used:
-            lines = words.line(first) - 1 - text.count("\n")
-            text += "\n" * lines + (", " if text.strip() else "WITH ") + words.cut(first, after)
-        lines = words.line(begin) - 1 - text.count("\n")
-        return text + "\n" * lines + f"{' ' if used else ''}SELECT * FROM {words.cut(begin, end)}"
+            text = words.below(first, f"{', ' if text else 'WITH '}{words.cut(first, after)}", text)
+        return words.below(begin, f"{' ' if used else ''}SELECT * FROM {words.cut(begin, end)}", text)
 
     def length(self, words: Words, begin: int, end: int) -> int:
         """The microseconds of an INTERVAL."""
