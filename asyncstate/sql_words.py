@@ -28,6 +28,8 @@ _TOKEN: Final = re.compile(
     |(?P<sign><=>|=>|[|]>|.)""",
     re.VERBOSE | re.DOTALL,
 )
+NAMED_TIME: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""The beginning of a string that is a time by name, as in ``DATE 'today'``."""
 _COMMENT: Final = re.compile(r"/\*|\*/")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|`(?:[^`]|``)+`")

@@ -30,6 +30,7 @@ from asyncstate.changelog import (
 from asyncstate.dataflow.arrow_sql import parsed_sql, plain_column, star_leaves_out
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
 from asyncstate.errors import JobError, SchemaError
+from asyncstate.sql_words import NAMED_TIME
 
 _VARIES: Final = {
     *("Anonymous", "Subquery"),  # their values are not known
@@ -44,7 +45,6 @@ _GENERATOR: Final = re.compile(
 """Functions that make any number of rows of one, in SQL text or the text of a Column."""
 _VARYING: Final = {"now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
 """Functions of Spark that sqlglot may not know."""
-_NAMED_TIME: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
 
 def declared_mode(
@@ -282,7 +282,7 @@ def _is_time_by_name(node: exp.Expression) -> bool:
     """Whether it is a date or a time such as ``DATE 'today'``."""
     if not isinstance(node, exp.Cast) or not isinstance(node.this, exp.Literal):
         return False
-    return node.to.this in exp.DataType.TEMPORAL_TYPES and _NAMED_TIME.match(node.this.name) is not None
+    return node.to.this in exp.DataType.TEMPORAL_TYPES and NAMED_TIME.match(node.this.name) is not None
 
 
 def _sentence(text: str) -> str:

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import EnvironmentSetupError, SqlError
 from asyncstate.spark.column_types import quoted
-from asyncstate.sql_words import Words
+from asyncstate.sql_words import NAMED_TIME, Words
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -66,7 +66,6 @@ _CHANGING: Final = {
 }
 """By the rule of Spark that evaluates it, what changes with time."""
 _OF_FUNCTION: Final = ("inputParam", "returnType", "expression", "query")
-_NAMED: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 _TIMES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ")
 
 
@@ -195,7 +194,7 @@ class Catalyst:
         """The parsed statement; ``shown``: its text in errors. Raises SqlError."""
         words = Words(text)
         for at, (one, two) in enumerate(pairwise(words.tokens)):
-            if one.upper in _TIMES and two.kind == "string" and _NAMED.match(two.value):
+            if one.upper in _TIMES and two.kind == "string" and NAMED_TIME.match(two.value):
                 raise words.refusal(
                     *(at, at + 2, "a time that changes without a row"),
                     "compare with now() or current_date(), or put the time into a column of the source",

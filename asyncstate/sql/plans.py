@@ -681,7 +681,7 @@ def _is_clock(plan: Any) -> bool:
 
 def _other_than_compared(node: Any) -> SqlError:
     return refusal(
-        "now() and the like, but where a condition compares a value with it, since it would change all rows",
+        "the current time outside of a comparison in a condition, where it would change all rows",
         "write WHERE time > now() - INTERVAL 1 DAY; a source has the time at which a row comes as a column",
         node,
     )

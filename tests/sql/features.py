@@ -491,7 +491,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         "select a, (select d from u where t.b > 3) as m from t",
         "nothing says that this subquery has at most one row",
     ),
-    "now": ("select a, current_timestamp() as x from t", r"now\(\) and the like, but where a condition"),
+    "now": (
+        "select a, current_timestamp() as x from t",
+        "the current time outside of a comparison in a condition",
+    ),
     "random": ("select a, rand() as x from t", "rand"),
     "array-key": (
         "select array(a) as x, count(*) as n from t group by array(a)",
