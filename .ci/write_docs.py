@@ -56,13 +56,13 @@ wrong and where, and after a semicolon or a full stop what to do next. An error 
 same class with the same message; its cause is the traceback of the Python worker. Whatever fails a micro-batch,
 nothing of that micro-batch is committed.
 
-These are all messages there are, by class and by the part of the package that raises them. `{name}` stands for what
-only the running program knows. To find yours, search for the words between such places.
+This page has all messages, by class and by the part of the package that raises them. `{name}` is in place of what only
+the running program knows. To find yours, search for the words between such places.
 
 """
 
 NEXT_STEPS = {
-    "AsyncStateError": "Catch it to tell what asyncstate refuses from what fails otherwise.",
+    "AsyncStateError": "Catch it to handle whatever asyncstate refuses.",
     "ConfigurationError": "Correct the key or value named; all keys with ranges: [configuration.md](configuration.md). "
     "Raised on the driver before a row is read.",
     "SchemaError": "Correct the declaration or the DataFrame: the message lists the columns there are, or the type "
@@ -77,7 +77,7 @@ NEXT_STEPS = {
     "[sql.md](sql.md) lists what is kept up to date. Raised on the driver before a row is read.",
     "OperatorError": "Code that you gave the operator failed; the cause is your own exception, with its line.",
     "CodecError": "Give a value of the declared type. If it is about stored bytes, they were written under another "
-    "declaration, or are damaged: `asyncstate state verify` tells ([inspecting.md](inspecting.md)).",
+    "declaration, or are damaged: `asyncstate state verify` says which ([inspecting.md](inspecting.md)).",
     "CheckpointError": "Look at the place that the message names: [checkpoints.md](checkpoints.md), "
     "[inspecting.md](inspecting.md).",
     "CheckpointCorruptionError": "Put the named file back from a copy, or roll back to the version named: "

@@ -3,7 +3,7 @@
 Owns: ``Config`` (frozen), the shares of memory that it gives to the parts of a worker, ``Tuning``, the table
 ``OPTIONS`` and ``resolve``.
 Invariant: a ``Config`` in hand has been checked; whichever way it was made, each value is in its range.
-May import only ``durations``, ``errors`` and ``places`` of ``asyncstate``, msgspec and the standard library.
+May import only ``durations``, ``errors`` and ``locations`` of ``asyncstate``, msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -149,13 +149,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Micro-batches from one snapshot to the next; `auto`: 10, up to 40 while [they change little]"
         "(checkpoints.md#snapshots-and-deltas).",
     ] = None
-    retained_versions: Annotated[_Count, "Committed micro-batches that can be restored."] = 10
+    retained_versions: Annotated[_Count, "Committed micro-batches that can be restored; at least two."] = 10
     executor: Annotated[
         Literal["auto", "local", "spark"],
         "Where [operators run](performance.md#small-micro-batches); `auto`: in the driver while rows are few.",
     ] = "auto"
     parallelism: Annotated[
-        _Parallelism | None, "Partitions of the state; `auto`: the job chooses. Can change at a restart."
+        _Parallelism | None,
+        "Partitions of the state; `auto`: as in the checkpoint, at first Spark's default parallelism. Can change at a "
+        "restart.",
     ] = None
     max_parallelism: Annotated[
         _Parallelism, "Key groups, the upper bound of partitions. Fixed by the first micro-batch."

@@ -312,7 +312,7 @@ class RecordContext(CallContext, Protocol):
 
     @property
     def input_index(self) -> int:
-        """0 or 1: the input the record came from."""
+        """The input the record came from, counted from 0."""
 
     @property
     def row_kind(self) -> RowKind:
@@ -405,7 +405,7 @@ class Operator(NameHints, ABC, metaclass=Constructed):
     nets_output: ClassVar[bool] = False
     """Whether one call of ``emit`` of an operator whose output is upserts has at most one row of each upsert key."""
     broadcast_input: ClassVar[int | None] = None
-    """The index of the input whose rows go to every partition; record grain only, with at least one other input."""
+    """The index of the input whose rows go to every partition; there is at least one other input."""
     first_input: int | None = None
     """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
     wait for them; it has no order. An attribute of the class, or set in ``__init__``."""

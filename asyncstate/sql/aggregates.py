@@ -200,7 +200,7 @@ class Calls:
 
 def _without_operator(e: Any) -> SqlError:
     return refusal(
-        f"{e.aggregateFunction().prettyName()}() in this form has no operator that takes rows back",
+        f"{e.aggregateFunction().prettyName()}() in this form has no operator that retracts rows",
         "use another aggregate, or a UDAF of the graph",
         e,
     )

@@ -37,7 +37,7 @@ SECTIONS = (
     ),
     (
         "Jobs",
-        ("dataflow", "sources", "sinks", "batch", "testing"),
+        ("dataflow", "sql", "sources", "sinks", "batch", "testing"),
     ),
     ("Examples", ("examples/README", "examples/*")),
     (
@@ -55,6 +55,7 @@ SECTIONS = (
             "configuration",
             "checkpoints",
             "exactly-once",
+            "connect",
             "schema-changes",
             "inspecting",
             "metrics",

@@ -5,7 +5,7 @@ crash on the way. On Spark, with Debezium's events: docs/examples/debezium_order
 
 Both tables come as upserts (the row after a change, a deletion with the key only), as a compacted Kafka topic has them,
 in any order within a micro-batch and some twice: ``sequence`` is the position in the database's log, and ``drop_stale``
-drops what has been seen. ``ChangelogNormalize`` keeps the row before each change, so that the join can take rows back.
+drops what has been seen. ``ChangelogNormalize`` keeps the row before each change, so that the join can retract rows.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def event(table: str, op: str, lsn: int, before: Any = None, after: Any = None) 
 
 
 def order(number: int, customer: int, amount: str) -> dict[str, Any]:
-    """An order as it stands in an event: its time in microseconds."""
+    """An order as it is in an event: its time in microseconds."""
     return {"id": number, "customer": customer, "amount": amount, "placed": 1_709_208_000_000_000}
 
 

@@ -4,8 +4,8 @@ Run it with ``python docs/examples/fraud.py``: the whole job in one process with
 function ``fraud`` is given ``job.source("payments", stream, event_time="ts", watermark_delay="1 minute")``.
 
 Payments get the sum of their card's last hour (``OverAggregate``, which puts them in order of time), then the risk of
-the shop (``LookupJoin``). ``Judge`` approves them or puts them out as suspicious, and blocks the card for half an hour:
-a timer lifts that. Payments that come too late for the sums are a side output of their own.
+the shop (``LookupJoin``). ``Judge`` approves them or emits them as suspicious, and blocks the card for half an hour: a
+timer lifts that. Payments that come too late for the sums are a side output of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MINUTE = 60_000_000
 
 
 class Judge(RecordOperator):
-    """Approves payments, or puts them out to "suspicious" with a reason and blocks their card for half an hour."""
+    """Approves payments, or emits them to "suspicious" with a reason and blocks their card for half an hour."""
 
     def bind(self, inputs):
         payment = [("id", pa.int64()), ("card", pa.string())]

@@ -2,7 +2,7 @@
 
 Run it with ``python docs/examples/sessions.py``: the whole job in one process without Spark, in both modes.
 
-A session ends when a viewer has been away for half an hour. A report tells the quality (0 to 100) over some seconds;
+A session ends when a viewer has been away for half an hour. A report has the quality (0 to 100) over some seconds;
 the mean of a session weighs each report by its seconds, which no built-in aggregate does: ``WeightedMean`` is an
 aggregate function of our own. As it can merge, sessions that a late report joins become one.
 """

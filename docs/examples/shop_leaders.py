@@ -2,7 +2,7 @@
 
 Run it with ``python docs/examples/shop_leaders.py``. Orders come as Debezium's events in three files, a micro-batch
 each; the category of a product is looked up outside; what each product has sold is summed and ranked; the ten best of
-each category stand in an SQLite table. The first process is killed in its second micro-batch, when the table has been
+each category are in an SQLite table. The first process is killed in its second micro-batch, when the table has been
 written and the micro-batch is not committed. The second process repeats it and goes on: nothing is lost, nothing
 counted twice.
 """
@@ -33,7 +33,7 @@ CATEGORIES = {"lamp": "light", "candle": "light", "chair": "seat", "sofa": "seat
 
 
 async def category_of(keys: Sequence[tuple[str]]) -> list[list[tuple[str]]]:
-    """Stands for a call of a service, which many keys would wait for at the same time."""
+    """In place of a call of a service, which many keys would wait for at the same time."""
     return [[(CATEGORIES[product],)] if product in CATEGORIES else [] for (product,) in keys]
 
 

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnmatchedRetractions:
-    """The implementation of ``operator.UnmatchedRetractions`` in one task."""
+    """The implementation of ``operator.MissingRows`` in one task."""
 
     def __init__(self, uid: str, counter: Counter, config: Config) -> None:
         self._uid = uid
