@@ -109,7 +109,7 @@ class Grouped:
         distinct values of the columns. Without columns and window there is one row, also before there is input.
 
         The operator is ``GroupAggregate``, with a window ``WindowAggregate``. ``uid``: by default made of the stream
-        and the columns. ``ttl``: a group that does not change for so long is forgotten; not for windows. Raises
+        and the columns. ``ttl``: a group without rows for so long is forgotten; not for windows. Raises
         JobError for what is not an aggregate.
         """
         with _Placed("agg"):

@@ -56,8 +56,8 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
     rows; a retraction that precedes an equal row cancels out with it. This costs one step per row of the key with the
     most rows in a bundle, and rules out partial aggregation.
 
-    ``ttl``: a key expires if nothing changes it for that long; it then starts again (+I), and retractions of its
-    earlier rows match no row. With a ttl, an unchanged row is emitted again.
+    ``ttl``: a key without rows for that long expires; it then starts again (+I), and retractions of its earlier rows
+    match no row. With a ttl, an unchanged row is emitted again.
 
     An aggregate that is added to a running job counts from then on with ``.starting_now()``: see
     ``Aggregate.starting_now``. An aggregate that is left out is removed when its states are dropped.
