@@ -158,8 +158,10 @@ PAGES = (
         besides=("asyncstate.relational.Grouped", "asyncstate.relational.Over"),
     ),
     Page("sources", "Sources", "asyncstate.spark.sources", "sources"),
+    Page("kafka", "Topics of Kafka", "asyncstate.spark.kafka", "sources", first=("read_kafka", "Json", "Debezium")),
     Page("sinks", "Sinks", "asyncstate.spark.sinks", "sinks"),
     Page("lookups", "Places to look up", "asyncstate.lookups", "operators/lookup"),
+    Page("sql", "Statements in tests", "asyncstate.sql", "sql", names=("sql_pipeline",)),
     Page("testing", "Testing", "asyncstate.testing", "testing", first=("OperatorHarness", "PipelineHarness")),
     Page(
         "inspection",

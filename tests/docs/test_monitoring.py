@@ -79,7 +79,7 @@ def test_counters_of_operators_are_those_that_operators_count() -> None:
     named = {
         name for text in EXPRESSIONS.values() for part in _COUNTERS.findall(text) for name in part.split("|")
     }
-    assert "late_rows_dropped" in named
+    assert named >= {"late_rows", "late_rows_dropped", "null_windows", "event_times_out_of_range"}  # of dropped rows
     written = {
         node.value
         for folder in ("asyncstate", "operators")
@@ -88,6 +88,17 @@ def test_counters_of_operators_are_those_that_operators_count() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert named <= written
+
+
+def test_rows_and_messages_that_are_dropped_raise_an_alert() -> None:
+    used = set(_METRIC.findall("\n".join(_alerts().values())))
+    assert used >= {"asyncstate_operator_counter_total", "asyncstate_source_rows_dropped_total"}
+
+
+def test_metrics_that_are_no_names_of_the_progress_are_on_the_page() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    own = {"asyncstate_source_rows_dropped_total", "asyncstate_operator_counter_total"}
+    assert own <= set(_METRIC.findall(page)) & set(_exported())
 
 
 def test_every_alert_is_described() -> None:

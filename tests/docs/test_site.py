@@ -20,6 +20,7 @@ PUBLIC = (
     "asyncstate.lookups",
     "asyncstate.operators",
     "asyncstate.spark",
+    "asyncstate.spark.kafka",
     "asyncstate.spark.sinks",
     "asyncstate.spark.sources",
     "asyncstate.testing",
