@@ -408,8 +408,8 @@ class StreamingJob:
         A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
         answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
         operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of ``job.sink``
-        return the stream, ``EXPLAIN`` a text. ``state_ttl``: a group without rows, and a row of a join, is forgotten after
-        so long; by default nothing is. ``changed="start-anew"``: if the checkpoint has the state of another text
+        return the stream, ``EXPLAIN`` a text. ``state_ttl``: a group without rows, and a row of a join, is forgotten
+        after so long; by default nothing is. ``changed="start-anew"``: if the checkpoint has the state of another text
         of this statement, the operators that changed start with empty state; by default they are refused.
         ``windows="updating"``: windows and joins within an interval of event time are kept up to date as others are,
         and none is closed by the watermark. Raises SqlError, with the place in the statement and what to do, for what

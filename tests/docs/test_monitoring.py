@@ -79,7 +79,7 @@ def test_counters_of_operators_are_those_that_operators_count() -> None:
     named = {
         name for text in EXPRESSIONS.values() for part in _COUNTERS.findall(text) for name in part.split("|")
     }
-    assert named >= {"late_rows", "late_rows_dropped", "null_windows", "event_times_out_of_range"}  # of dropped rows
+    assert named >= {"late_rows", "late_rows_dropped", "null_windows"}
     written = {
         node.value
         for folder in ("asyncstate", "operators")
