@@ -38,12 +38,16 @@ _VARIES: Final = {
     *("Rand", "Randn", "Randstr", "Shuffle", "Uniform", "Uuid"),
 }
 """Nodes of sqlglot whose value differs between evaluations, in addition to those named ``Current...``."""
+_OF_THE_SESSION: Final = {
+    f"Current{what}" for what in ("Catalog", "Database", "Role", "Schema", "Timezone", "User")
+}
+"""Nodes with such a name whose value stays the same."""
 
 _GENERATOR: Final = re.compile(
     r"\b((?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|variant_explode(?:_outer)?)\s*\(", re.IGNORECASE
 )
 """Functions that make any number of rows of one, in SQL text or the text of a Column."""
-_VARYING: Final = {"now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
+_VARYING: Final = {"curdate", "now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
 """Functions of Spark that sqlglot may not know."""
 
 
@@ -179,6 +183,12 @@ def _filtered(node: Transform, given: Changelog, columns: Sequence[str]) -> Chan
             f"the rows of {given.origin} are {given.text}, and the condition uses columns outside that key: when an "
             f"update no longer meets it, the old row would stay. {_sentence(upserts_way_out(given))}"
         )
+    if not given.is_insert_only and changes_by_itself(condition):
+        raise SchemaError(
+            f"the rows of {given.origin} are changes ({given.text}), and the condition has another value each time: a "
+            "row could pass it, and its retraction not. Put the value into a column of the source; a condition on the "
+            "time is kept up to date by job.sql"
+        )
     return given.filtered(by)
 
 
@@ -252,7 +262,7 @@ def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Ch
     return found
 
 
-def changes_by_itself(text: str) -> bool:
+def changes_by_itself(text: Any) -> bool:
     """Whether an expression has a function whose value is known to differ from one evaluation to the next."""
     parsed = parsed_sql(text)
     return parsed is not None and any(
@@ -275,7 +285,9 @@ def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
 
 def _varies(node: exp.Expression) -> bool:
     name = type(node).__name__
-    return name in _VARIES or name.startswith("Current") or _is_time_by_name(node)
+    if name.startswith("Current"):
+        return name not in _OF_THE_SESSION
+    return name in _VARIES or _is_time_by_name(node)
 
 
 def _is_time_by_name(node: exp.Expression) -> bool:

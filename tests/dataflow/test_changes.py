@@ -9,6 +9,7 @@ import pytest
 
 from asyncstate import Changelog
 from asyncstate.changelog import union_of
+from asyncstate.dataflow.changelog_inference import changes_by_itself
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
 from operators import (
@@ -213,6 +214,33 @@ def test_a_filter_that_parts_an_update_is_refused_before_what_looks_at_new_rows_
         lambda rows: rows.where("k > 'a'").apply(ChangelogNormalize(), key="k", uid="n"), CHANGES
     )
     assert kept == "retract, unique (k)"
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "at > current_timestamp() - INTERVAL 1 DAY",
+        "at > now()",
+        "cast(at AS DATE) = current_date",
+        "cast(at AS DATE) = curdate()",
+        "at > TIMESTAMP 'today'",
+        "v > 5 OR rand() < 0.5",
+    ],
+)
+def test_a_filter_whose_value_varies_is_refused_over_changes(condition: str) -> None:
+    """A row could pass it, and its retraction, a day later, not: a sum of the rows would never fall again."""
+    for build, source in (
+        (lambda rows: total(rows.where(condition)), CHANGES),
+        (lambda rows: total(rows).select("*", "now() AS at", "n AS v").where(condition), PLAIN),
+    ):
+        text = refused(build, source)
+        assert "its retraction not. Put the value into a column of the source" in text
+        assert f"where {condition}" in text
+
+
+def test_a_filter_by_what_a_session_is_is_the_same_each_time() -> None:
+    assert not changes_by_itself("k = current_user() AND v > 5")
+    assert changes_by_itself("k = uuid()")
 
 
 def test_insertions_may_go_where_no_row_can_be_taken_back() -> None:
