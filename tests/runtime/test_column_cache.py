@@ -191,6 +191,29 @@ def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
             worker.stores.close()
 
 
+class Puts(Changes):
+    """Writes rows without reading them."""
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        value = bundle.batch.column("value").take(pa.array(bundle.keys.last_rows()))
+        self.rows.put(bundle.keys, [value, value.cast(pa.string())])
+        self.others.put(bundle.keys, [value])
+
+
+@pytest.mark.parametrize("cache", [0, 1, 2_000, 4_000, 8_000, 12_000, 1 << 20])
+def test_rows_that_were_evicted_may_be_written_again_without_a_read(enabled: bool, cache: int) -> None:
+    keys = [f"{key:03}" for key in range(100)]
+    with _harness(Puts(), enabled, cache, bundle_size="100") as harness:
+        harness.push([(key, "add", 1) for key in keys])
+        harness.push([(key, "add", 2) for key in keys[:5]])
+        harness.end_batch()
+        with harness.restore(harness.snapshot(), operator=Reads()) as restored:
+            restored.push([(key, "peek", 0) for key in keys])
+            shown = sorted(row[1:] for row in restored.end_batch())
+    numbers = [2] * 5 + [1] * 95
+    assert shown == [(key, at, str(at), at) for key, at in zip(keys, numbers, strict=True)]
+
+
 def _contents(harness: OperatorHarness) -> Held:
     """What is stored, as a new process reads it: by the operator itself, without writing it back."""
     restored = harness.restore(harness.snapshot(), operator=Reads())
