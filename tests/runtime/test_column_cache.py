@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncstate.errors import OperatorError
+from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.partition.restore_plans import TaskStores
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
@@ -212,6 +213,31 @@ def test_rows_that_were_evicted_may_be_written_again_without_a_read(enabled: boo
             shown = sorted(row[1:] for row in restored.end_batch())
     numbers = [2] * 5 + [1] * 95
     assert shown == [(key, at, str(at), at) for key, at in zip(keys, numbers, strict=True)]
+
+
+@pytest.mark.parametrize("cache", [4_000, 1 << 20])
+def test_prefetched_rows_that_the_cache_knows_meanwhile_do_not_pile_up(
+    cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slow mode bundles share keys, so a bundle writes what was prefetched for the next one."""
+    held: list[int] = []
+    begin = BundleReads.begin_prefetch
+
+    def begin_and_count(reads: BundleReads) -> None:
+        begin(reads)
+        held.append(reads.prefetched)
+
+    monkeypatch.setattr(BundleReads, "begin_prefetch", begin_and_count)
+    monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
+    with _harness(GroupAggregate([count(), sum_("value")]), True, cache, bundle_size="20") as harness:
+        harness.push([(f"{key}", "", key) for key in range(200)])
+        harness.end_batch()
+        harness.worker.columns.clear()
+        held.clear()
+        harness.push([(f"{key * key % 97}", "", key) for key in range(1_000)])
+        harness.end_batch()
+    assert len(held) > 10
+    assert max(held) <= 2
 
 
 def _contents(harness: OperatorHarness) -> Held:
