@@ -203,6 +203,18 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/write_buffer.py",
+        "_state_of(self._held.sorted_keys) == _state_of(keys)",
+        "not keys",
+        "storage/test_memtable.py",
+    ),
+    _mutation(
+        "asyncstate/execution/bundle_reads.py",
+        "self._ahead_before, self._ahead = self._ahead, {}",
+        "pass",
+        "execution/test_spilled_reads.py",
+    ),
+    _mutation(
+        "asyncstate/storage/write_buffer.py",
         "_RECOUNT_ROWS: Final = 2 ",
         "_RECOUNT_ROWS: Final = 1_000 ",
         "storage/test_spilling.py",

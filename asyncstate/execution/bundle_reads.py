@@ -52,18 +52,21 @@ class BundleRead(ReadRequest):
 
 
 class BundleReads:
-    """List gets of one partition's bundles; at most one bundle is prefetched for each state."""
+    """List gets of one partition's bundles. Prefetched answers that nobody requests, since a cache got to know the keys
+    meanwhile, are kept for the next bundle and no longer."""
 
     def __init__(self, overlay: MemTable, reads: Reads) -> None:
         self._overlay = overlay
         self._reads = reads
         self._ahead: dict[tuple[int, bytes, bytes], BundleRead] = {}
+        self._ahead_before: dict[tuple[int, bytes, bytes], BundleRead] = {}
         self.unanswered = 0
         """Outstanding answers: until they arrive nothing may be spilled."""
 
     def get(self, keys: list[bytes]) -> StateFuture[Values]:
         """A future of the values of ``keys`` (sorted, unique), with this batch's writes."""
-        read = self._ahead.pop(_signature(keys), None)
+        signature = _signature(keys)
+        read = self._ahead_before.pop(signature, None) or self._ahead.pop(signature, None)
         if read is None or read.asked != keys:
             read = self._read(keys)
             if read.future.done:
@@ -83,6 +86,15 @@ class BundleReads:
     def _answered(self, values: Values) -> Values:
         self.unanswered -= 1
         return values
+
+    @property
+    def prefetched(self) -> int:
+        """Prefetched lists of keys that were not requested yet."""
+        return len(self._ahead) + len(self._ahead_before)
+
+    def begin_prefetch(self) -> None:
+        """The prefetches of a bundle follow; the one before it is processed next, earlier ones have been."""
+        self._ahead_before, self._ahead = self._ahead, {}
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Start reading ``keys`` if that can happen in parallel with other work."""

@@ -297,6 +297,11 @@ class ExecutionController(OperatorCode):
             self._bundles = BundleReads(self.overlay, self._reads)
         return self._bundles.get(keys)
 
+    def begin_prefetch(self) -> None:
+        """The prefetches of the next bundle but one follow: at most one bundle is processed before it."""
+        if self._bundles is not None:
+            self._bundles.begin_prefetch()
+
     def prefetch(self, keys: list[bytes]) -> None:
         """Start loading ``keys`` (sorted, unique) if that can happen while other work goes on; a hint only."""
         if self.reads_ahead:

@@ -2,19 +2,24 @@
 
 Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there; ``CallLimits`` and
 ``OutsideCall``.
-Invariants: at most ``CallLimits.in_flight`` calls run at once, and the event loop has a few times as many; a call ends
-at its timeout at the latest, with an answer in ``completions``; after ``close`` no call runs except a plain function on
-a thread, which nothing can stop, and its result is dropped.
+Invariants: at most ``CallLimits.in_flight`` calls run at once, those counted whose plain functions run on after their
+timeout, and the event loop has a few times as many; a call ends at its timeout at the latest, with an answer in
+``completions``; after ``close`` no call runs except a plain function on a thread, which nothing can stop, and its
+result is dropped.
 The event loop is not that of the store reads: a function that blocks it delays other calls only.
 Must not touch state or records.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import math
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -104,6 +109,8 @@ class OutsideCalls:
         self._patience_seconds = self.limits.timeout_ms / 1000 + _PATIENCE_SECONDS
         self._slots: anyio.CapacityLimiter
         self._threads: anyio.CapacityLimiter
+        self._unlimited: anyio.CapacityLimiter
+        self._event_loop: asyncio.AbstractEventLoop
         self._started = 0
         self._longest_seconds = 0.0
         self._timeouts = 0
@@ -241,6 +248,8 @@ class OutsideCalls:
     async def _open(self) -> None:
         self._slots = anyio.CapacityLimiter(self.limits.in_flight)
         self._threads = anyio.CapacityLimiter(self.limits.in_flight)
+        self._unlimited = anyio.CapacityLimiter(math.inf)
+        self._event_loop = asyncio.get_running_loop()
         with anyio.fail_after(self.limits.timeout_ms / 1000):
             await self._opening()
 
@@ -278,11 +287,31 @@ class OutsideCalls:
         running_call.set(call.name)
         if _is_coroutine_function(call.function):
             return await call.function(*call.arguments)
-        result = await anyio.to_thread.run_sync(
-            call.function, *call.arguments, abandon_on_cancel=True, limiter=self._threads
-        )
+        result = await self._on_thread(call)
         # A lambda around a coroutine function, or a client whose methods return awaitables.
         return await result if inspect.isawaitable(result) else result
+
+    async def _on_thread(self, call: OutsideCall) -> Any:
+        """Run a plain function. Where anyio would let another one begin as soon as this call is cancelled, its place is
+        taken until the function has returned."""
+        await self._threads.acquire_on_behalf_of(call)
+        begun = threading.Lock()  # who acquires it frees the place
+
+        def run() -> Any:
+            if not begun.acquire(blocking=False):
+                return None  # cancelled before it began
+            try:
+                return call.function(*call.arguments)
+            finally:
+                with suppress(RuntimeError):  # the loop has ended
+                    self._event_loop.call_soon_threadsafe(self._threads.release_on_behalf_of, call)
+
+        try:
+            return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._unlimited)
+        except BaseException:
+            if begun.acquire(blocking=False):
+                self._threads.release_on_behalf_of(call)
+            raise
 
 
 def _cancelled_itself(call: OutsideCall, error: BaseException) -> FutureStateError:

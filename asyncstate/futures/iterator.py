@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain
 from types import CoroutineType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
+from asyncstate.errors import FutureStateError
 from asyncstate.futures.combine import combine_all
 from asyncstate.futures.future import VOID, StateFuture, completed_future
 from asyncstate.futures.settling import refuse_coroutine, require_future
@@ -23,7 +24,8 @@ class StateIterator(Generic[T]):
     """The entries of a list or map state, loaded page by page as they are consumed.
 
     ``items`` is the current page; ``load_more`` returns a future of the iterator over the rest, or is None at the end.
-    Pages are snapshots: writing to the state while iterating is safe.
+    Pages are snapshots: writing to the state while iterating is safe. A page is not kept once it has been passed: going
+    through several pages a second time is a FutureStateError.
     """
 
     __slots__ = ("_items", "_load_more")
@@ -33,6 +35,12 @@ class StateIterator(Generic[T]):
     ) -> None:
         self._items = items
         self._load_more = load_more
+
+    def _following(self) -> StateFuture[StateIterator[T]]:
+        """A future of the iterator over the rest, which is there once."""
+        assert self._load_more is not None
+        load_more, self._load_more = self._load_more, _passed
+        return load_more()  # the state's own cursor, which has no way back
 
     def is_empty(self) -> bool:
         """True when there is no entry at all (a page with a successor is never empty)."""
@@ -68,7 +76,7 @@ class StateIterator(Generic[T]):
             take(page._items)
             if page._load_more is None:
                 return end()
-            more = page._load_more()
+            more = page._following()
             if not more.done or more.failed:
                 return more.then_compose(lambda following: following._each_page(take, end))
             page = more.get()
@@ -83,7 +91,7 @@ class StateIterator(Generic[T]):
             yield page._items
             if page._load_more is None:
                 return
-            page = page._load_more().get()
+            page = page._following().get()
 
     async def __aiter__(self) -> AsyncIterator[T]:
         page: StateIterator[T] = self
@@ -92,7 +100,14 @@ class StateIterator(Generic[T]):
                 yield item
             if page._load_more is None:
                 return
-            page = await page._load_more()
+            page = await page._following()
+
+
+def _passed() -> NoReturn:
+    raise FutureStateError(
+        "an iterator over several pages of a state was used a second time, but its pages are loaded once; keep the "
+        "entries in a list (await iterator.to_list()), or request them from the state again"
+    )
 
 
 def _results_of(results: list[Any], fn: Any) -> StateFuture[Any]:

@@ -17,7 +17,7 @@ stale; this is detected when it is due, because the entry by key has another tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
@@ -36,6 +36,8 @@ REPETITIONS_MAX: Final = 1_000
 """How often a timer may register itself for its own time in one micro-batch."""
 
 _SCANNED: Final = 1_000  # page size when searching the timers of a key
+_DUE_MAX: Final = 100_000  # due timers in memory: those of each key group come in order, so each has a page
+_DUE_OF_GROUP_MIN: Final = 16
 _GROUP_BYTES: Final = 2
 _TIME_AT: Final = _GROUP_BYTES + 2  # after group, state id and kind
 _KEY_AT: Final = _TIME_AT + 8
@@ -209,7 +211,7 @@ class KeyedTimers:
     def due(
         self,
         domain: TimeDomain,
-        groups: Iterable[int],
+        groups: Collection[int],
         until: int,
         page_size: int,
         registered: list[DueTimer] | None = None,
@@ -223,7 +225,8 @@ class KeyedTimers:
         kind.earliest, kind.fired_until = _NEVER, until
         self._round = at_hand = _Round(kind, until, registered)
         ranges = up_to_time(kind.by_time, groups, until)
-        for page in pages_by_time(self._sink, ranges, page_size, _firing_order, page_size):
+        of_group = min(page_size, max(_DUE_MAX // max(len(groups), 1), _DUE_OF_GROUP_MIN))
+        for page in pages_by_time(self._sink, ranges, page_size, _firing_order, of_group):
             timers = self._live([entry for entry in page if entry[0] not in at_hand.postponed])
             if timers:
                 yield timers

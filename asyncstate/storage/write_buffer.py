@@ -22,7 +22,7 @@ from sortedcontainers import SortedList
 from asyncstate.metrics import Bytes, Count, Limit, MaxGauge
 from asyncstate.storage.keyed_store import Change, ChangeColumns, KeyedStore, SortedChanges
 from asyncstate.storage.spill import SpilledChanges, SpilledWrites, WriteBound
-from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
+from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES, STATE_ID_AT, Entries, size_of
 
 _key = itemgetter(0)
 
@@ -95,6 +95,10 @@ class WriteBuffer:
         ):
             self._write_finished()
             return False
+        # A state may have written before, as a cache does with rows that it evicts: of two values the newer one counts.
+        if self._held is not None and _state_of(self._held.sorted_keys) == _state_of(keys):
+            self.settle()
+            self.meter.look(0)
         self._finished.append(ChangeColumns(keys, values))
         self._finished_bytes += size_bytes
         return True
@@ -168,7 +172,7 @@ class WriteBuffer:
         """
         pieces = self._finished if self._held is None else [self._held, *self._finished]
         if not self.entries and self.spilled is None and pieces:
-            # No key is in two of the parts, each of which is sorted: sorting merges them.
+            # No key is in two of the parts, each of which is sorted: sorting merges them. See ``finish``.
             return pieces[0] if len(pieces) == 1 else sorted(chain.from_iterable(pieces), key=_key)
         self.settle()
         self._entries_bytes = size_in_memory(self.entries)
@@ -269,6 +273,11 @@ class SizeEstimator:
         sampled = min(count, _SAMPLED)
         keys = list(islice(reversed(self._writes), sampled))
         return size_of(keys, islice(reversed(self._writes.values()), sampled)) * count / sampled
+
+
+def _state_of(keys: Sequence[bytes]) -> bytes:
+    """The id of the one state that ``keys``, at least one, belong to."""
+    return keys[0][STATE_ID_AT : STATE_ID_AT + 1]
 
 
 def size_in_memory(entries: Entries) -> int:

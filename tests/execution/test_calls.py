@@ -250,6 +250,34 @@ class TestTimeouts:
             release.set()
         assert "Event.wait took longer than 0.02 seconds" in rows[0][1]
 
+    def test_functions_that_run_on_after_their_timeout_count_as_calls(self, mode: str) -> None:
+        """Until they return, as many others fewer run; then all may again."""
+        release, lock, running = threading.Event(), threading.Lock(), [0, 0]
+
+        def blocked(number: int) -> int:
+            with lock:
+                running[0] += 1
+                running[1] = max(running)
+            if number < 8:
+                release.wait(_WAIT_SECONDS)
+            with lock:
+                running[0] -= 1
+            return number
+
+        def process(item: int, ctx: Any) -> Any:
+            (number,) = ctx.key
+            if number == 8:
+                release.set()
+            called = ctx.call(blocked, number, timeout_seconds=0.02 if number < 8 else _WAIT_SECONDS)
+            return called.recover(lambda error: type(error).__name__).then_accept(
+                lambda what: ctx.emit(item, what)
+            )
+
+        with threads_end_later(release), Rig(mode, calls=CallLimits(in_flight=2)) as rig:
+            rows = rig.run(range(8), process) + rig.run(range(8, 12), process)
+        assert [what for _, what in rows] == ["TimeoutError"] * 8 + [8, 9, 10, 11]
+        assert running == [0, 2]
+
     def test_unhandled_it_names_the_function_and_the_key(self, mode: str) -> None:
         with (
             pytest.raises(

@@ -103,3 +103,20 @@ def test_a_spill_between_reading_ahead_and_the_bundle() -> None:
     bench.answer(sent[-1], store.get_many(sent[-1].keys))
     assert waiting.get() == [b"new", b"newer"] + [b"old"] * 98
     assert reads.unanswered == 0
+
+
+def test_what_was_prefetched_and_not_requested_is_kept_for_one_more_bundle_only() -> None:
+    store = MemoryStore((key, b"old") for key in KEYS)
+    bench = Bench(MemTable(store, 0))
+    reads, sent = bench.bundles, bench.sent
+    for first in range(0, 100, 10):
+        reads.begin_prefetch()
+        reads.prefetch(KEYS[first : first + 10])
+        assert reads.prefetched <= 2
+    for get in sent:
+        bench.answer(get, store.get_many(get.keys))
+    sent.clear()
+    assert reads.get(KEYS[80:90]).get() == [b"old"] * 10, "of the bundle that is processed next"
+    assert reads.get(KEYS[90:]).get() == [b"old"] * 10
+    assert not sent, "both were prefetched"
+    assert reads.prefetched == 0

@@ -324,6 +324,30 @@ def test_iterators_load_page_by_page(later: Later, count: int) -> None:
     assert _paged(items, 5, later).is_empty() is (count == 0)
 
 
+@pytest.mark.parametrize("first", ["to_list", "on_next", "async for", "for"])
+@pytest.mark.parametrize("second", ["to_list", "on_next", "async for", "for"])
+def test_pages_are_loaded_once_and_one_page_may_be_used_again(first: str, second: str) -> None:
+    async def listed(entries: StateIterator[int]) -> list[int]:
+        return [entry async for entry in entries]
+
+    def used(entries: StateIterator[int], how: str) -> list[int]:
+        seen: list[int] = []
+        if how == "to_list":
+            return entries.to_list().get()
+        if how == "on_next":
+            entries.on_next(seen.append)
+            return seen
+        return asyncio.run(listed(entries)) if how == "async for" else list(entries)
+
+    one = _paged([1, 2], 2, Later(False))
+    assert used(one, first) == used(one, second) == [1, 2]
+    several = _paged([1, 2, 3, 4, 5], 2, Later(False))
+    assert next(iter(several)) == 1, "nothing is passed"
+    assert used(several, first) == [1, 2, 3, 4, 5]
+    with pytest.raises(FutureStateError, match=r"several pages .* keep the entries in a list"):
+        used(several, second)
+
+
 def test_on_next_may_return_futures_for_some_entries(later: Later) -> None:
     end = _paged([1, 2, 3], 2, later).on_next(lambda item: later(item) if item % 2 else None)
     later.settle()

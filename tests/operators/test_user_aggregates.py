@@ -7,8 +7,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -676,6 +677,114 @@ def test_what_32_bits_round_is_taken_back_as_it_was_emitted(open_harness: Any, i
     assert taken_back == ("-U", "a", first)
     assert first == float(np.float32(0.1))
     assert added[2] == float(np.float32(first + 0.2))
+
+
+FORMS: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "decimal": (pa.decimal128(10, 2), Decimal("1"), Decimal("1.00")),
+    "decimals": (pa.list_(pa.decimal128(10, 2)), [Decimal("1")], [Decimal("1.00")]),
+    "whole float": (pa.float64(), 1, 1.0),
+    "tuple": (pa.list_(LONG), (1, 2), [1, 2]),
+    "struct": (pa.struct([("a", pa.float64()), ("b", LONG)]), {"b": 1, "a": 2}, {"a": 2.0, "b": 1}),
+    "struct of a tuple": (pa.struct([("a", pa.float64())]), (1.0,), {"a": 1.0}),
+    "map": (pa.map_(pa.string(), LONG), {"a": 1}, [("a", 1)]),
+    "maps": (pa.list_(pa.map_(pa.string(), LONG)), [{"a": 1}], [[("a", 1)]]),
+    "bytes": (pa.binary(), bytearray(b"a"), b"a"),
+    "as it is": (pa.struct([("a", pa.list_(pa.date32()))]), *[{"a": [dt.date(2020, 1, 1)]}] * 2),
+}
+
+
+class Shown(AggregateFunction):
+    """How often it was called, and the text of a value that the first call has stored in the given place."""
+
+    MAKES: ClassVar[dict[str, Any]] = {
+        "field": lambda: None,
+        "value": ValueView,
+        "list": ListView,
+        "map": MapView,
+    }
+
+    def __init__(self, place: str, arrow_type: pa.DataType, value: Any) -> None:
+        self.place, self.type, self.value = place, arrow_type, value
+
+    def create_accumulator(self) -> Any:
+        return [0, self.MAKES[self.place]()]
+
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        accumulator[0] += 1
+        if accumulator[0] > 1:
+            return
+        if self.place == "field":
+            accumulator[1] = self.value
+        elif self.place == "value":
+            accumulator[1].update(self.value)
+        elif self.place == "list":
+            accumulator[1].add(self.value)
+        else:
+            accumulator[1]["x"] = self.value
+
+    def retract(self, accumulator: Any, *args: Any) -> None:
+        raise AssertionError("never called")
+
+    def get_value(self, accumulator: Any) -> str:
+        number, kept = accumulator
+        if self.place == "map":
+            kept = kept["x"]
+        elif self.place == "list":
+            (kept,) = kept
+        elif self.place == "value":
+            kept = kept.value()
+        return f"{number} {kept!r}"
+
+    def get_accumulator_type(self) -> pa.Schema:
+        kept = {
+            "field": lambda: pa.field("kept", self.type),
+            "value": lambda: value_view("kept", self.type),
+            "list": lambda: list_view("kept", self.type),
+            "map": lambda: map_view("kept", pa.string(), self.type),
+        }[self.place]()
+        return pa.schema([pa.field("n", LONG), kept])
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("place", list(Shown.MAKES))
+def test_a_value_has_one_form_before_and_after_it_is_stored(open_harness: Any, place: str, form: str) -> None:
+    arrow_type, given, read = FORMS[form]
+    made = udaf(Shown(place, arrow_type, given), result_type="string", name="shown")
+    harness = open_harness([made("v")], changelog=False)
+    harness.push([("a", 1, 0, True)])
+    assert harness.end_batch() == [("+I", "a", f"1 {read!r}")]
+    harness.push([("a", 2, 0, True)])
+    assert harness.end_batch() == [("-U", "a", f"1 {read!r}"), ("+U", "a", f"2 {read!r}")]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_key_of_a_map_view_has_one_zero(open_harness: Any, at_once: bool) -> None:
+    harness = open_harness([udaf(Zeros(), result_type="string", name="zeros")("v")], changelog=False)
+    harness.push([("a", 1, 0, True)])
+    if not at_once:
+        assert harness.end_batch()[-1][-1] == "[(0.0, 1)]"
+    harness.push([("a", 2, 0, True)])
+    assert harness.end_batch()[-1][-1] == "[(0.0, 2)]"
+
+
+class Zeros(AggregateFunction):
+    """The entries of a view in which both zeros are counted."""
+
+    def create_accumulator(self) -> Any:
+        return [MapView()]
+
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        zero = -0.0 if args[0] == 1 else 0.0
+        accumulator[0][zero] = (accumulator[0][zero] or 0) + 1
+
+    def retract(self, accumulator: Any, *args: Any) -> None:
+        raise AssertionError("never called")
+
+    def get_value(self, accumulator: Any) -> str:
+        return repr(list(accumulator[0].entries()))
+
+    def get_accumulator_type(self) -> pa.Schema:
+        return pa.schema([map_view("zeros", pa.float64(), LONG)])
 
 
 class Days(AggregateFunction):

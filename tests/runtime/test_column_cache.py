@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncstate.errors import OperatorError
+from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.partition.restore_plans import TaskStores
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
@@ -189,6 +190,54 @@ def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
         harness.close()
         for worker in workers:
             worker.stores.close()
+
+
+class Puts(Changes):
+    """Writes rows without reading them."""
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        value = bundle.batch.column("value").take(pa.array(bundle.keys.last_rows()))
+        self.rows.put(bundle.keys, [value, value.cast(pa.string())])
+        self.others.put(bundle.keys, [value])
+
+
+@pytest.mark.parametrize("cache", [0, 1, 2_000, 4_000, 8_000, 12_000, 1 << 20])
+def test_rows_that_were_evicted_may_be_written_again_without_a_read(enabled: bool, cache: int) -> None:
+    keys = [f"{key:03}" for key in range(100)]
+    with _harness(Puts(), enabled, cache, bundle_size="100") as harness:
+        harness.push([(key, "add", 1) for key in keys])
+        harness.push([(key, "add", 2) for key in keys[:5]])
+        harness.end_batch()
+        with harness.restore(harness.snapshot(), operator=Reads()) as restored:
+            restored.push([(key, "peek", 0) for key in keys])
+            shown = sorted(row[1:] for row in restored.end_batch())
+    numbers = [2] * 5 + [1] * 95
+    assert shown == [(key, at, str(at), at) for key, at in zip(keys, numbers, strict=True)]
+
+
+@pytest.mark.parametrize("cache", [4_000, 1 << 20])
+def test_prefetched_rows_that_the_cache_knows_meanwhile_do_not_pile_up(
+    cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slow mode bundles share keys, so a bundle writes what was prefetched for the next one."""
+    held: list[int] = []
+    begin = BundleReads.begin_prefetch
+
+    def begin_and_count(reads: BundleReads) -> None:
+        begin(reads)
+        held.append(reads.prefetched)
+
+    monkeypatch.setattr(BundleReads, "begin_prefetch", begin_and_count)
+    monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
+    with _harness(GroupAggregate([count(), sum_("value")]), True, cache, bundle_size="20") as harness:
+        harness.push([(f"{key}", "", key) for key in range(200)])
+        harness.end_batch()
+        harness.worker.columns.clear()
+        held.clear()
+        harness.push([(f"{key * key % 97}", "", key) for key in range(1_000)])
+        harness.end_batch()
+    assert len(held) > 10
+    assert max(held) <= 2
 
 
 def _contents(harness: OperatorHarness) -> Held:

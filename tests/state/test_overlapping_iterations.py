@@ -14,8 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate import MapStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row, to_iterable
-from asyncstate.errors import StoreError
+from asyncstate import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+    to_iterable,
+)
+from asyncstate.errors import OperatorError, StoreError
 from asyncstate.execution.range_prefetch import next_positions
 from asyncstate.runtime import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
@@ -225,3 +233,37 @@ def test_positions_behind_a_head_ascend_within_the_range(keys: set[int], limit: 
     assert found == sorted(set(found))
     assert all(entries[-1][0] < position < b"maq" for position in found)
     assert len(found) <= 64
+
+
+class Again(RecordOperator):
+    """Goes through the entries of a map, or the elements of a list, twice."""
+
+    def bind(self, inputs: Any) -> Any:
+        return "seen int, again int"
+
+    def open(self, context: OperatorContext) -> None:
+        self.map = context.get_state(MapStateDescriptor("map", int, int))
+        self.list = context.get_state(ListStateDescriptor("list", str))
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
+        self.map.put_all({number: number for number in range(row.count)})
+        self.list.update(["x" * 2_000] * row.count)
+        found = await (self.map.async_keys() if row.of == "map" else self.list.async_get())
+        seen = [entry async for entry in found]
+        ctx.emit(len(seen), len(await found.to_list()))
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("of", ["map", "list"])
+def test_an_iterator_of_several_pages_is_not_used_twice(mode: str, of: str) -> None:
+    options = {**MODES[mode].get("options", {}), "async-state.iterate-response-batch-size": "3"}
+    given = {**MODES[mode], "options": options}
+    with (
+        slow_reads(mode.startswith("slow")),
+        OperatorHarness(Again(), "of string, count int", [], **given) as harness,
+    ):
+        harness.push([(of, 2)])
+        assert harness.end_batch() == [("+I", 2, 2)]
+        harness.push([(of, 10)])
+        with pytest.raises(OperatorError, match=r"several pages .* used a second time"):
+            harness.end_batch()

@@ -13,6 +13,7 @@ from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateAccessError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, TimeDomain, Timer
 from asyncstate.state import DueTimer, KeyedTimers
+from asyncstate.state_backend import Page
 from tests.state.fakes import FakeRecord, FakeSink, record
 from tests.state.timer_model import ACTIONS, EVENT, PROCESSING, Action, Fired, Model, Scripts, scripts_of
 
@@ -229,6 +230,24 @@ def test_memory_is_bounded_by_pages(domain: TimeDomain) -> None:
     pages = store.timers.due(domain, GROUPS, MAX_WATERMARK, 10)
     assert len(next(pages)) == 10
     assert store.sink.scans <= 2 * len(GROUPS)
+
+
+@pytest.mark.parametrize(("groups", "most"), [(4, 1_000), (1_000, 100), (32_768, 16)])
+def test_the_more_key_groups_the_fewer_timers_of_each_are_in_memory(
+    domain: TimeDomain, groups: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store({}, None, 3)
+    limits: list[int] = []
+    store.act(0, Action(True, 1, None, None, domain))
+    scan = store.sink.scan
+
+    def noted(start: bytes, end: bytes, limit: int) -> Page:
+        limits.append(limit)
+        return scan(start, end, limit)
+
+    monkeypatch.setattr(store.sink, "scan", noted)
+    assert len(list(store.timers.due(domain, range(groups), MAX_WATERMARK, 1_000))) == 1
+    assert max(limits) == most
 
 
 @pytest.mark.parametrize("page_size", [1, 10])

@@ -437,6 +437,17 @@ def test_counts_of_written_keys(count: int) -> None:
     assert overlay.statistics().writes.changes == count
 
 
+def test_final_values_are_newer_than_what_their_state_has_written_before() -> None:
+    keys = [b"\0\0\x08a", b"\0\0\x08b", b"\0\0\x08c"]
+    others = [b"\0\0\x09a"]
+    overlay = MemTable(MemoryStore([]))
+    overlay.put_many(keys, [b"1", b"1", b"1"])
+    assert overlay.finish_many(others, [b"3"], 5)
+    assert overlay.finish_many(keys[1:], [b"2", None], 9)
+    assert list(overlay.changes()) == [(keys[0], b"1"), (keys[1], b"2"), (keys[2], None), (others[0], b"3")]
+    assert overlay.statistics().writes.changes == 4
+
+
 def test_what_the_store_lacks_is_asked_for_once() -> None:
     """A seek in RocksDB passes over everything that was deleted there, so one for each page of deletes is too many."""
     asked: list[bytes] = []

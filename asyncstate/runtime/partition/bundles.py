@@ -123,6 +123,7 @@ class BundleRunner(Runner):
                 continue
             ahead = self.controller.reads_ahead and not self._guards
             if ahead:
+                self.controller.begin_prefetch()
                 self._operator.prefetch(bundle)
             if waiting is not None:
                 yield from self._process(waiting)

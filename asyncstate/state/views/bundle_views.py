@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, plain_values
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
+from asyncstate.codec.read_form import reads_as_given
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
@@ -189,7 +190,7 @@ class BundleViews(ABC, Generic[B]):
         exact = exact_type(arrow_type)
 
         def as_read(key: int, value: Any) -> Any:
-            if value is None or type(value) is exact or exact is object:
+            if value is None or type(value) is exact or reads_as_given([value], arrow_type):
                 return value
             return python_values(self.column([value], arrow_type, [key]))[0]
 
@@ -197,21 +198,10 @@ class BundleViews(ABC, Generic[B]):
 
 
 def exact_type(arrow_type: pa.DataType) -> type | None:
-    """The Python type whose values are read exactly as written, ``object`` for all types, None for none: float32
-    rounds, and times may be given in several ways."""
+    """The Python type whose values are all read exactly as written; None if there is none: float32 rounds, decimals get
+    the scale of the type, and of nested values the parts count, too."""
     plain = plain_values(arrow_type)
-    if plain is not None:
-        return None if pa.types.is_float32(arrow_type) else plain.type
-    parts = [arrow_type.field(at).type for at in range(arrow_type.num_fields)]
-    return None if any(map(_changes, parts)) else object
-
-
-def _changes(arrow_type: pa.DataType) -> bool:
-    """Whether a nested value with such a part may differ when read."""
-    if pa.types.is_nested(arrow_type):
-        return exact_type(arrow_type) is None
-    types = pa.types
-    return bool(types.is_float32(arrow_type) or types.is_timestamp(arrow_type) or types.is_date(arrow_type))
+    return plain.type if plain is not None and plain.kept else None
 
 
 # -- lists ----------------------------------------------------------------------------------------------

@@ -126,7 +126,9 @@ def _map_value(key: object, value: V) -> V:
 
 
 def user_key(key: Any) -> Any:
-    """``key``, with all NaNs mapped to one key, as in the store."""
+    """``key``, with all NaNs mapped to one key and -0.0 to 0.0, as in the store."""
+    if type(key) is float:
+        return key + 0.0 if key == key else _NAN
     return _NAN if key != key else key
 
 

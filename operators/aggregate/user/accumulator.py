@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, read_schema, read_type
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
+from asyncstate.codec.read_form import reads_as_given
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate_functions import MutableRow, view_of
@@ -47,7 +48,6 @@ class AccumulatorForm:
         self._names = [field.name for field in fields]
         self._plain = [at for at, field in enumerate(fields) if view_of(field) is None]
         self._types = [field.type for field in fields]
-        self._rounding = [at for at in self._plain if _rounds(self._types[at])]
         self._view_fields = {at: field for at, field in enumerate(fields) if view_of(field) is not None}
         self.views: dict[int, BundleViews[Any]] = {}
         stored = [pa.field(f"{prefix}.{self._names[at]}", self._types[at]) for at in self._plain]
@@ -156,16 +156,29 @@ class AccumulatorForm:
         ]
 
     def as_stored(self, accumulators: Sequence[Any], keys: KeyBatch | None = None) -> None:
-        """Round the float32 parts of accumulators (u, or None) as storing does: their values are then the same now and
-        after they are read again, so retractions equal the emitted rows."""
-        for at in self._rounding:
-            values = python_values(self._column(at, accumulators, None in accumulators, keys))
+        """Give accumulators (u, or None) the form in which they are read after they are stored, such as rounded float32
+        and decimals of the type's scale. Values are then the same now and later, so retractions equal the emitted rows.
+        """
+        missing = None in accumulators
+        for at in self._plain:
+            if self._reads_as_given(at, accumulators, missing):
+                continue
+            values = python_values(self._column(at, accumulators, missing, keys))
             for one, value in zip(accumulators, values, strict=True):
                 if one is not None and self._is_struct:
                     one[self._index(at)] = value
                 elif one is not None:
                     one.clear()
                     one.update(value) if isinstance(one, dict) else one.extend(value)
+
+    def _reads_as_given(self, at: int, accumulators: Sequence[Any], missing: bool) -> bool:
+        try:
+            values = self._parts(at, accumulators, missing)
+        except (TypeError, LookupError):
+            return False
+        if not self._is_struct and pa.types.is_map(self.type):  # a dict stays one
+            values = [None if value is None else list(value.items()) for value in values]
+        return reads_as_given(values, self._types[at])
 
     def _check_width(self, accumulators: Sequence[Any]) -> None:
         """Raise OperatorError for extra fields: those that the type does not have would be lost."""
@@ -178,12 +191,7 @@ class AccumulatorForm:
 
     def _column(self, at: int, accumulators: Sequence[Any], missing: bool, keys: KeyBatch | None) -> pa.Array:
         try:
-            values = (
-                list(map(itemgetter(self._index(at)), accumulators))
-                if self._is_struct and not missing
-                else self._values(at, accumulators)
-            )
-            return arrow_values(values, self._types[at])
+            return arrow_values(self._parts(at, accumulators, missing), self._types[at])
         except (TypeError, LookupError) as error:
             raise OperatorError(
                 f"{self.owner}: an accumulator has no field '{self._names[at]}' ({error!r}); the function must keep "
@@ -195,10 +203,13 @@ class AccumulatorForm:
                 "return values of the accumulator type, or declare another type"
             ) from error
 
-    def _values(self, at: int, accumulators: Sequence[Any]) -> list[Any]:
+    def _parts(self, at: int, accumulators: Sequence[Any], missing: bool) -> list[Any]:
+        """Field ``at`` of each accumulator; ``missing``: some are None."""
         if not self._is_struct:
             return list(accumulators)
         index = self._index(at)
+        if not missing:
+            return list(map(itemgetter(index), accumulators))
         return [None if one is None else one[index] for one in accumulators]
 
     def _index(self, at: int) -> Any:
@@ -253,12 +264,6 @@ class AccumulatorForm:
             f"{self.owner}: create_accumulator returned {accumulator!r}, but an accumulator of type {self.type} is "
             f"{wanted}; return one, or declare another accumulator type"
         )
-
-
-def _rounds(arrow_type: pa.DataType) -> bool:
-    """Whether the type has a float of less than 64 bits."""
-    parts = [arrow_type.field(at).type for at in range(arrow_type.num_fields)]
-    return bool(pa.types.is_float32(arrow_type)) or any(map(_rounds, parts))
 
 
 def _mapping(values: list[Any]) -> dict[Any, Any]:
