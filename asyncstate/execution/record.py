@@ -91,6 +91,7 @@ class Record:
 
     __slots__ = (
         "coroutine",
+        "emitted",
         "encoded_key",
         "following",
         "frame",
@@ -130,6 +131,7 @@ class Record:
         self.out: list[AnyRow] | None = None
         # The asynchronous controller's own; set by it, because most records of a sync batch need none of them.
         self.pending: int
+        self.emitted: list[AnyRow]
         self.following: Record | None
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None

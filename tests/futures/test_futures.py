@@ -279,6 +279,7 @@ class _Key:
     def __init__(self, key: int) -> None:
         self.key = (key,)
         self.out: list[Any] = []
+        self.emitted = self.out
 
 
 class _Scope:
