@@ -124,7 +124,7 @@ class BroadcastState(ImmediateMap[K, V]):
 
     def encoded(self, value: V) -> bytes:
         """``value`` as it is stored."""
-        return self._binding.encode_value(value)
+        return self._binding.encode_value(value)  # type: ignore[no-any-return]
 
     def decoded(self, raw: bytes) -> V:
         """What a read gives for ``raw``."""

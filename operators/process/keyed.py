@@ -198,8 +198,9 @@ class KeyedReduce(FunctionOperator):
             before, after = None, tuple(row)
         else:
             before = self._row(stored.values())
-            # The function may change the lists of its arguments.
-            given = self._row(copy.deepcopy(list(before))) if self.changelog and self._shape.nested else before
+            given = before
+            if self.changelog and self._shape.nested:  # the function may change the lists of its arguments
+                given = self._row(copy.deepcopy(list(before)))
             after = self._shape.values(await resolved(self._reduce(given, row)))
         self._reduced.update(dict(zip(self._names, after, strict=True)))
         if before is None or not self.changelog:

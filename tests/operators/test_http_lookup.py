@@ -335,9 +335,11 @@ def test_an_answer_that_ends_too_early(async_enabled: bool, coding: str) -> None
     def lines(_: int, body: bytes) -> Rows:
         return [(line,) for line in body.decode().split()]
 
-    with service(lambda *_: (200, {"Content-Encoding": coding}, packed[:-4])) as (url, _):
-        with pytest.raises(OperatorError, match=f"is not valid {coding}: it ends too early"):
-            joined(HttpLookup(url + "/{0}", parse=lines), ["a"], async_enabled)
+    with (
+        service(lambda *_: (200, {"Content-Encoding": coding}, packed[:-4])) as (url, _),
+        pytest.raises(OperatorError, match=f"is not valid {coding}: it ends too early"),
+    ):
+        joined(HttpLookup(url + "/{0}", parse=lines), ["a"], async_enabled)
 
 
 def test_an_answer_of_several_members(async_enabled: bool) -> None:

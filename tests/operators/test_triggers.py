@@ -312,8 +312,11 @@ class Yielding(WindowAssigner):
 
 def test_an_assigner_may_be_a_generator(async_enabled: bool) -> None:
     harness = harness_of(async_enabled, None, assigner=Yielding())
-    assert step(harness, [("a", 1, 1), ("a", 2, 2)], watermark=30) == [("a", 0, 10, "1 2"), ("a", 0, 20, "1 2")]
-    assert "counter.late_rows_dropped" not in {k: v for k, v in harness.statistics().items() if v}
+    assert step(harness, [("a", 1, 1), ("a", 2, 2)], watermark=30) == [
+        ("a", 0, 10, "1 2"),
+        ("a", 0, 20, "1 2"),
+    ]
+    assert not harness.statistics().get("counter.late_rows_dropped")
     harness.close()
 
 

@@ -441,7 +441,9 @@ def test_an_accumulator_that_is_returned_instead_of_changed(sink: FakeSink, pref
     """What would be lost without a word."""
     for function, shown in ((Returning(), r"Returning.accumulate returned \[2\]"), (Later(), "<coroutine")):
         state = bound(sink, AggregatingStateDescriptor("s", function, pa.list_(pa.int64())))
-        with pytest.raises(OperatorError, match=f"{shown}.*change the accumulator in place and return nothing"):
+        with pytest.raises(
+            OperatorError, match=f"{shown}.*change the accumulator in place and return nothing"
+        ):
             getattr(state, prefix + "add")(2).get()
     good = AggregatingStateDescriptor("n", ReturningItself(), pa.list_(pa.int64()), namespaced=True)
     namespaced = bound(sink, good)

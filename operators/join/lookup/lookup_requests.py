@@ -230,7 +230,8 @@ def _attempts(retry: Retry, on: type[Exception]) -> dict[str, Any]:
 
     def wait(state: tenacity.RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
-        asked = getattr(error, "retry_after", None)  # other packages' exceptions have None or a text there, too
+        # Exceptions of other packages may have None or a text there.
+        asked = getattr(error, "retry_after", None)
         return max(delay, asked) if isinstance(asked, int | float) else delay
 
     return {
