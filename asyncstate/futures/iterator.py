@@ -23,7 +23,7 @@ class StateIterator(Generic[T]):
     """The entries of a list or map state, loaded page by page as they are consumed.
 
     ``items`` is the current page; ``load_more`` returns a future of the iterator over the rest, or is None at the end.
-    Pages are snapshots: writing to the state while iterating is safe.
+    Pages are snapshots: writing to the state while iterating is safe. An iterator of several pages can be read once.
     """
 
     __slots__ = ("_items", "_load_more")

@@ -10,8 +10,14 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.codec import encode_namespace
-from asyncstate.errors import CodecError, SchemaError, StateAccessError, StateDeclarationError
-from asyncstate.futures import to_iterable
+from asyncstate.errors import (
+    CodecError,
+    FutureStateError,
+    SchemaError,
+    StateAccessError,
+    StateDeclarationError,
+)
+from asyncstate.futures import completed_future, to_iterable
 from asyncstate.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from tests.state.fakes import FakeContext, FakeSink, record
 
@@ -245,6 +251,43 @@ def test_maps_load_page_by_page(sink: FakeSink) -> None:
     assert sink.scans == 2
     assert list(entries) == [(4, 4), (5, 5), (6, 6)]
     assert sink.scans == 3
+
+
+def maps(sink: FakeSink, entries: int) -> Any:
+    state = bound(sink, MapStateDescriptor("m", int, int), page_size=3)
+    state.put_all({i: i for i in range(entries)})
+    return state.async_keys
+
+
+def lists(sink: FakeSink, entries: int) -> Any:
+    state = bound(sink, ListStateDescriptor("l", str), page_size=3)
+    state.add_all([str(i) * 1_000 for i in range(entries)])
+    return state.async_get
+
+
+READS: dict[str, Any] = {
+    "to_list": lambda entries: entries.to_list().get(),
+    "on_next": lambda entries: entries.on_next(lambda _: completed_future(1)).get(),
+    "for": list,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("made", [maps, lists])
+def test_an_iterator_of_several_pages_is_read_once(sink: FakeSink, made: Any, read: str) -> None:
+    """Its first page is there a second time, but the others are not: nobody may take it for the whole."""
+    ask = made(sink, 50)
+    entries = ask().get()
+    assert len(READS[read](entries)) == 50
+    with pytest.raises(FutureStateError, match="read a second time.*request a new one, or keep the list"):
+        READS[read](entries)
+    assert len(READS[read](ask().get())) == 50
+
+
+@pytest.mark.parametrize("made", [maps, lists])
+def test_an_iterator_of_one_page_is_read_again(sink: FakeSink, made: Any) -> None:
+    entries = made(sink, 2)().get()
+    assert [len(READS[read](entries)) for read in READS] == [2, 2, 2]
 
 
 def test_an_iteration_shows_the_map_as_it_was(sink: FakeSink) -> None:

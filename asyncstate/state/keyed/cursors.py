@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from asyncstate.errors import FutureStateError
 from asyncstate.futures import StateFuture, StateIterator, completed_future
 
 T = TypeVar("T")
@@ -27,12 +29,13 @@ An abandoned iteration is removed automatically. Thousands of records may iterat
 class PageCursor(ABC, Generic[R, T]):
     """Position of one iteration: ``R`` is the sink's answer for a page, ``T`` an entry."""
 
-    __slots__ = ("__weakref__", "_blocking", "_prefix", "_registry")
+    __slots__ = ("__weakref__", "_blocking", "_pages", "_prefix", "_registry")
 
     def __init__(self, registry: CursorRegistry, prefix: bytes, blocking: bool) -> None:
         self._registry = registry
         self._prefix = prefix
         self._blocking = blocking
+        self._pages = 0  # how many have been requested by iterators
 
     @abstractmethod
     def _ask(self) -> StateFuture[R]:
@@ -74,7 +77,17 @@ class PageCursor(ABC, Generic[R, T]):
                 _leave(self._registry, self._prefix, id(self))
             return StateIterator(items)
         self._enlist()
-        return StateIterator(items, self.load) if items else None
+        return StateIterator(items, partial(self._load_after, self._pages)) if items else None
+
+    def _load_after(self, page: int) -> StateFuture[StateIterator[T]]:
+        """The iterator that begins with the page after this one, once: the cursor has only one position."""
+        if page != self._pages:
+            raise FutureStateError(
+                "an iterator over a state is read a second time, but its later pages have gone; request a new one, "
+                "or keep the list of to_list()"
+            )
+        self._pages += 1
+        return self.load()
 
     def _enlist(self) -> None:
         registry, prefix, identity = self._registry, self._prefix, id(self)
