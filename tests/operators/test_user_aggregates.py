@@ -810,6 +810,21 @@ def test_a_function_without_a_value_of_nothing(open_harness: Any) -> None:
     assert harness.end_batch() == [("-U", "a", 1.0, None), ("+U", "a", 1.5, 2.0)]
 
 
+class Shared(PlainMean):
+    """All keys would get the same list."""
+
+    def __init__(self) -> None:
+        self.nothing = [0, 0]
+
+    def create_accumulator(self) -> Any:
+        return self.nothing
+
+
+def test_an_accumulator_that_keys_would_share_is_refused(open_harness: Any) -> None:
+    with pytest.raises(SchemaError, match="Shared: create_accumulator returns the same list each time"):
+        open_harness([udaf(Shared())("v")], changelog=False)
+
+
 class Ending(PlainMean):
     """Its ``method`` looks for a value that is not there."""
 

@@ -436,6 +436,21 @@ class Later(Returning):
         accumulator[0] += args[0]
 
 
+class Shared(ReturningItself):
+    def __init__(self) -> None:
+        self.nothing = [0]
+
+    def create_accumulator(self) -> Any:
+        return self.nothing
+
+
+def test_an_accumulator_that_keys_would_share() -> None:
+    with pytest.raises(
+        StateDeclarationError, match="Shared.create_accumulator returns the same list each time"
+    ):
+        AggregatingStateDescriptor("s", Shared(), pa.list_(pa.int64()))
+
+
 @pytest.mark.parametrize("prefix", ["", "async_"])
 def test_an_accumulator_that_is_returned_instead_of_changed(sink: FakeSink, prefix: str) -> None:
     """What would be lost without a word."""

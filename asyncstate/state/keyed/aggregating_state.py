@@ -137,6 +137,11 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
     def _shape(self) -> Callable[[Any], Any]:
         """The function that turns stored values into accumulators of the form that the function creates."""
         created, names = self._function.create_accumulator(), self._names
+        if isinstance(created, list | dict) and created is self._function.create_accumulator():
+            raise StateDeclarationError(
+                f"{self.__qualname__}.create_accumulator returns the same {type(created).__name__} each time, so all "
+                "keys would share it; make a new one in each call"
+            )
         if not names and isinstance(created, tuple):
             return lambda stored: MutableRow(*stored)
         if not names or isinstance(created, dict):

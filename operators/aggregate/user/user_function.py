@@ -27,7 +27,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import python_values
-from asyncstate.errors import OperatorError
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate_functions import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
@@ -186,7 +186,14 @@ class UserAggregator(FunctionAggregator):
 
     def begin_anew(self) -> None:
         """Replaces ``open`` if no state is kept."""
-        self.form.like(self.function.create_accumulator())
+        create = self.function.create_accumulator
+        created = create()
+        if created is create() and not isinstance(created, tuple):
+            raise SchemaError(
+                f"{self.form.owner}: create_accumulator returns the same {type(created).__name__} each time, so all "
+                "keys would share it; make a new one in each call"
+            )
+        self.form.like(created)
 
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
         """Prefetch the entries of map views that the rows name."""
