@@ -188,7 +188,7 @@ class UserAggregator(FunctionAggregator):
         """Replaces ``open`` if no state is kept."""
         create = self.function.create_accumulator
         created = create()
-        if created is create() and not isinstance(created, tuple):
+        if isinstance(created, list | dict) and created is create():
             raise SchemaError(
                 f"{self.form.owner}: create_accumulator returns the same {type(created).__name__} each time, so all "
                 "keys would share it; make a new one in each call"
