@@ -7,7 +7,9 @@ Must not import anything of the project except ``errors``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -39,7 +41,16 @@ class RowShape:
     ('a', 1)
     """
 
-    __slots__ = ("_dict_is_value", "_emits", "_named_alone", "_names", "_owner", "nested_alone", "width")
+    __slots__ = (
+        "_dict_is_value",
+        "_emits",
+        "_named_alone",
+        "_names",
+        "_owner",
+        "nested",
+        "nested_alone",
+        "width",
+    )
 
     def __init__(self, schema: pa.Schema, owner: str, emits: bool = False) -> None:
         self._names: list[str] = list(schema.names)
@@ -47,6 +58,8 @@ class RowShape:
         self._owner = owner
         self._emits = emits
         alone = schema.types[0] if self.width == 1 else None
+        self.nested = any(map(pa.types.is_nested, schema.types))
+        """Whether a column is a list, map or struct, whose values can be changed later."""
         self.nested_alone = alone is not None and pa.types.is_nested(alone)
         """Whether the only column is a list, map or struct: ``emit`` takes a tuple or dict for its value."""
         # a struct or map alone in its row: a dict is its value, not the row
@@ -66,6 +79,12 @@ class RowShape:
         if self.width == 1:
             return (row,)
         raise self._refusal(repr(row))
+
+    def kept(self, values: tuple[Any, ...], columns: Mapping[str, Any]) -> tuple[Any, ...]:
+        """As ``emitted``, but one value for one column is accepted as it is. Lists, maps and structs are copied: they
+        may change before they become columns."""
+        row = values if len(values) == self.width and not columns else self.emitted(values, columns)
+        return tuple(map(_copied, row)) if self.nested else row
 
     def emitted(self, values: tuple[Any, ...], columns: Mapping[str, Any]) -> tuple[Any, ...]:
         """The row that ``emit(*values, **columns)`` means: one value per column, one tuple or dict of them, or columns
@@ -109,6 +128,22 @@ class RowShape:
         return SchemaError(
             f"{self._owner}: {doing} {found} for a row of {self.width} columns: {', '.join(self._names)}; {advice}"
         )
+
+
+_CONSTANT: Final = frozenset({bool, bytes, float, int, str, type(None)})
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in _CONSTANT:
+        return value
+    if kind is list:
+        return [one if type(one) in _CONSTANT else _copied(one) for one in value]
+    if kind is dict:
+        return {name: _copied(one) for name, one in value.items()}
+    with suppress(Exception):  # what cannot be copied is refused when its column is made
+        return copy.deepcopy(value)
+    return value
 
 
 def _listed(names: Any) -> str:

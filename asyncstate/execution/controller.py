@@ -196,11 +196,12 @@ class ExecutionController(OperatorCode):
         out = record.out
 
         def resume(_: StateFuture[Any]) -> None:
-            record.out = out  # nothing else is emitted here: the coroutine continues where it was
+            before, record.out = record.out, out  # the coroutine continues where it was
             try:
                 self._step(record, coroutine)
             except Exception as error:
                 self.failures.raise_named(error, record)
+            record.out = before  # of the callback that has completed the future, if it was the operator's own
             self._flight.let_go(record)
 
         try:

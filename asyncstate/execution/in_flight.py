@@ -72,7 +72,7 @@ class InFlightRecords:
 
     def take(self, record: Record) -> None:
         """Run ``record``, now or when its key is free."""
-        record.out = []
+        record.out = record.emitted = []
         record.pending = 0
         if self._enter(record):
             record.pending = 1
@@ -85,7 +85,7 @@ class InFlightRecords:
         if not self.in_flight:
             self._enter(record)
             record.pending = 1  # its own code, which is running
-            record.out = []  # rows emitted so far have left
+            record.out = record.emitted = []  # rows emitted so far have left
         record.pending += 1
 
     def _enter(self, record: Record) -> bool:

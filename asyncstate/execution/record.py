@@ -79,7 +79,8 @@ class BatchFrame:
         self.processing_time = processing_time
         self.timers = timers
         self.output = RowShape(output, "the output", emits=True)
-        self.width = self.output.width
+        self.width = -1 if self.output.nested else self.output.width
+        """How many values ``emit`` takes as they are; below 0: it has to copy them."""
 
 
 class Record:
@@ -91,6 +92,7 @@ class Record:
 
     __slots__ = (
         "coroutine",
+        "emitted",
         "encoded_key",
         "following",
         "frame",
@@ -130,6 +132,7 @@ class Record:
         self.out: list[AnyRow] | None = None
         # The asynchronous controller's own; set by it, because most records of a sync batch need none of them.
         self.pending: int
+        self.emitted: list[AnyRow]
         self.following: Record | None
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None
@@ -182,11 +185,11 @@ class Record:
                 "(+U) and DELETE (-D). To emit a column named kind, pass a dict: emit({...})"
             )
         if output is not None:
-            out.append(SideRow(kind, self._side(output).emitted(values, columns), self.encoded_key, output))
+            out.append(SideRow(kind, self._side(output).kept(values, columns), self.encoded_key, output))
             return
         # One value for one column is accepted as it is: whether it is a row shows when its column is made.
         if columns or len(values) != self.frame.width:
-            values = self.frame.output.emitted(values, columns)
+            values = self.frame.output.kept(values, columns)
         out.append((kind, values, self.encoded_key))  # bytes: no work for the garbage collector
 
     def _side(self, output: str) -> RowShape:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -141,8 +141,8 @@ class WindowAssigner(ABC):
     """Whether windows of a key that touch are merged, as sessions are; each row is then in one window."""
 
     @abstractmethod
-    def assign(self, row: Row, timestamp: int) -> Sequence[TimeWindow]:
-        """The windows of a row; none: it is dropped."""
+    def assign(self, row: Row, timestamp: int) -> Iterable[TimeWindow]:
+        """The windows of a row; none: it is dropped. May be a generator."""
 
     @abstractmethod
     def default_trigger(self) -> Trigger:

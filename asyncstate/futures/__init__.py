@@ -16,7 +16,14 @@ from asyncstate.futures.future import (
     pending_future,
 )
 from asyncstate.futures.iterator import StateIterator, to_iterable
-from asyncstate.futures.scopes import FailureScope, FutureOwner, current_scope, require_own, set_failure_scope
+from asyncstate.futures.scopes import (
+    FailureScope,
+    FutureOwner,
+    current_owner,
+    current_scope,
+    require_own,
+    set_failure_scope,
+)
 from asyncstate.futures.settling import DONE, FAILED, PENDING, settle
 
 __all__ = [
@@ -32,6 +39,7 @@ __all__ = [
     "combine_all",
     "completed_future",
     "completed_void_future",
+    "current_owner",
     "current_scope",
     "failed_future",
     "pending_future",

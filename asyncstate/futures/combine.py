@@ -1,7 +1,7 @@
 """Many futures as one, or in the order in which they are settled.
 
 Owns: ``combine_all``, ``as_completed``.
-Invariant: each future made here is settled once, whatever the order in which its sources are.
+Invariant: each future made here is settled once, whatever the order in which its sources are, and without recursion.
 """
 
 from __future__ import annotations
@@ -70,18 +70,19 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
     values: list[Any] = [None] * len(sources)
     combined: StateFuture[list[T]] = pending_future(current_owner())
     missing = 1  # one for the loop below, so that completion happens once and at its end
+    ended = False
 
     def arrived(index: int, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-        nonlocal missing
+        nonlocal missing, ended
         if state == DONE:
             values[index] = value
             missing -= 1
             value = values
-        if not combined.done and (state == FAILED or missing == 0):
-            settle(combined, state, value)
-        work.append(
-            (child, DONE, None)
-        )  # the combined future has taken over a failure, so the watcher ends well
+        # The combined future takes over a failure, so the watcher ends well.
+        work.append((child, DONE, None))
+        if not ended and (state == FAILED or missing == 0):
+            ended = True
+            work.append((combined, state, value))
 
     for index, future in enumerate(sources):
         if future._state == DONE:
@@ -92,7 +93,7 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
             combined._value = FOLLOWING
         future._watch(arrived, index)
     missing -= 1
-    if missing == 0 and not combined.done:
+    if missing == 0 and not ended:
         settle(combined, DONE, values)
     return combined
 
@@ -107,8 +108,8 @@ def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
     waiting = iter(ordered)
 
     def settled(_: None, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-        settle(next(waiting), state, value)
-        work.append((child, DONE, None))  # the failure was passed on, as in combine_all
+        work.append((child, DONE, None))  # the failure is passed on, as in combine_all
+        work.append((next(waiting), state, value))
 
     for future in sources:
         if future._state == DONE:

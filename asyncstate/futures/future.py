@@ -28,10 +28,9 @@ from asyncstate.futures.settling import (
     Work,
     future_from,
     refuse_coroutine,
+    refuse_unrun,
     report_failure,
-    require_completable,
     require_future,
-    settle,
 )
 
 T = TypeVar("T")
@@ -121,15 +120,11 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
 
         Raises FutureStateError if it is settled, if the framework settles it, or if it belongs to another record.
         """
-        if self._state == PENDING:
-            require_completable(self)
-        settle(self, DONE, value)
+        settling.complete(self, DONE, value)
 
     def fail(self, error: BaseException) -> None:
         """Make the future fail. Raises FutureStateError as ``complete`` does."""
-        if self._state == PENDING:
-            require_completable(self)
-        settle(self, FAILED, error)
+        settling.complete(self, FAILED, error)
 
     # -- deriving ---------------------------------------------------------------------------------
 
@@ -154,7 +149,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
             try:
                 result = fn(self._value)
                 if result is not None:
-                    refuse_coroutine(result, fn, "then_accept")
+                    refuse_unrun(result, fn, "then_accept")
             except Exception as error:
                 return failed_future(error)
             return VOID
@@ -213,7 +208,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         if_false: Callable[[T_co], object] | None = None,
     ) -> StateFuture[bool]:
         """Call one of two consumers; a future of the condition."""
-        branch = _either(condition, if_true, if_false, "then_conditionally_accept")
+        branch = _either(condition, if_true, if_false, "then_conditionally_accept", refuse_unrun)
 
         def taken(value: Any) -> bool:
             return branch(value)[0]
@@ -270,7 +265,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
                 assert scope is not None
                 if self._value is not PROMISED:
                     child._value = FOLLOWING  # settled by the operator, which then runs ``fn``
-                elif (out := owner.out) is not None and out is not scope.outputs:
+                if (out := owner.out) is not None and out is not scope.outputs:
                     place = []
                     out.append(place)
             callbacks = self._callbacks
@@ -312,13 +307,15 @@ _NESTING_MAX: Final = 64
 inside the last one. Deeper ones run when these have returned, so that chains of any length need no stack."""
 
 
-def _either(condition: Any, if_true: Any, if_false: Any, where: str) -> Callable[[Any], tuple[bool, Any]]:
+def _either(
+    condition: Any, if_true: Any, if_false: Any, where: str, refuse: Callable[..., None] = refuse_coroutine
+) -> Callable[[Any], tuple[bool, Any]]:
     """A function that calls one of two functions; it returns the condition and the function's result."""
 
     def branch(value: Any) -> tuple[bool, Any]:
         taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
         result = None if branch_of is None else branch_of(value)
-        refuse_coroutine(result, branch_of, where)
+        refuse(result, branch_of, where)
         return taken, result
 
     return branch

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from asyncstate.errors import FutureStateError
 from asyncstate.futures.combine import combine_all
 from asyncstate.futures.future import VOID, StateFuture, completed_future
-from asyncstate.futures.settling import refuse_coroutine, require_future
+from asyncstate.futures.settling import refuse_unrun, require_future
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -118,7 +118,7 @@ def _results_of(results: list[Any], fn: Any) -> StateFuture[Any]:
     if type(results[0]) is CoroutineType:
         for other in results[1:]:
             other.close()
-        refuse_coroutine(results[0], fn, "on_next")
+    refuse_unrun(results[0], fn, "on_next")
     if not any(isinstance(result, StateFuture) for result in results):
         return VOID
     return combine_all([result if isinstance(result, StateFuture) else VOID for result in results])

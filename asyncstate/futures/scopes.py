@@ -21,6 +21,9 @@ class FutureOwner(Protocol):
     out: Any
     """Receives the rows that its code emits: a list, in which a nested list marks the place of later rows."""
 
+    emitted: Any
+    """The outermost of these lists, once the record has waited for something."""
+
     @property
     def key(self) -> tuple[Any, ...]:
         """The values of its key columns."""
@@ -42,11 +45,13 @@ class FailureScope(Protocol):
 
 
 class Nesting:
-    """How deep functions of then_compose are nested, and what waits for their end: (function, value, future)."""
+    """How deep functions of then_compose are nested, and what waits for their end: (function, value, future).
+    ``completing``: the operator's own code settles a future."""
 
-    __slots__ = ("depth", "postponed")
+    __slots__ = ("completing", "depth", "postponed")
 
     def __init__(self) -> None:
+        self.completing = False
         self.depth = 0
         self.postponed: deque[tuple[Any, Any, Any]] = deque()
 

@@ -9,7 +9,7 @@ Must not import threads, I/O or any other part of the project except ``errors``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
 from asyncstate.errors import FutureStateError
@@ -24,6 +24,10 @@ PROMISED: Final = object()
 
 FOLLOWING: Final = object()
 """The same of one that is derived from a future that the operator settles."""
+
+
+GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
+"""What a generator function returns: nothing has run yet."""
 
 
 class FutureCore:
@@ -63,7 +67,7 @@ def accept(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> No
         try:
             value = fn(value)
             if value is not None:
-                refuse_coroutine(value, fn, "then_accept")
+                refuse_unrun(value, fn, "then_accept")
                 value = None
         except Exception as error:
             state, value = FAILED, error
@@ -113,7 +117,7 @@ def recover(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> N
 def finally_(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
     """``finally_``."""
     try:
-        refuse_coroutine(fn(), fn, "finally_")
+        refuse_unrun(fn(), fn, "finally_")
     except Exception as error:
         if state == FAILED:
             error.__context__ = value
@@ -138,10 +142,23 @@ def settle(future: FutureCore, state: int, value: Any) -> None:
     run([(future, state, value)])
 
 
+def complete(future: FutureCore, state: int, value: Any) -> None:
+    """``complete`` and ``fail`` for the operator, which settles what it has made."""
+    if future._state == PENDING:
+        require_completable(future)
+    nesting = scopes.nesting
+    outer, nesting.completing = nesting.completing, True
+    try:
+        settle(future, state, value)
+    finally:
+        nesting.completing = outer
+
+
 def run(work: Work) -> None:
     """Settle every future in ``work`` and what derives from it, in the order of derivation.
 
-    Rows that a function emits are placed where they would be if the future had been settled from the start.
+    Rows that a function emits are placed where they would be if the framework had settled its futures from the start:
+    where the function was passed, or where the operator has completed the future, whichever is later in its code.
     """
     while work:
         future, state, value = work.pop()
@@ -175,12 +192,35 @@ def _step_in_place(
     step: Step, fn: Any, child: FutureCore, state: int, value: Any, work: Work, place: list[Any]
 ) -> None:
     owner: Any = child._owner
+    by_operator = scopes.nesting.completing or child._value is FOLLOWING
+    if by_operator and not _comes_after(owner.emitted, owner.out, place):
+        step(fn, child, state, value, work)
+        return
     before, owner.out = owner.out, place
     try:
         step(fn, child, state, value, work)
     finally:
         if owner.out is not None:  # else the record has ended
             owner.out = before
+
+
+def _comes_after(emitted: list[Any], end_of: list[Any], place: list[Any]) -> bool:
+    """Whether ``place`` stands after the end of the list ``end_of``; both are ``emitted`` or somewhere in it."""
+    if end_of is emitted:
+        return False
+    passing = [(emitted, iter(emitted))]
+    while passing:
+        rows, left = passing[-1]
+        inner = next((row for row in left if type(row) is list), None)
+        if inner is place:
+            return False
+        if inner is not None:
+            passing.append((inner, iter(inner)))
+        elif rows is end_of:
+            return True
+        else:
+            passing.pop()
+    return False
 
 
 def require_completable(future: FutureCore) -> None:
@@ -223,6 +263,16 @@ def refuse_coroutine(result: Any, fn: Any, where: str) -> None:
         f"{where} got the coroutine function {name}, which would never run; write process() itself as `async def` and "
         "await there, or give a plain function (then_compose, if it makes a further future)"
     )
+
+
+def refuse_unrun(result: Any, fn: Any, where: str) -> None:
+    """Raise FutureStateError if ``fn``, a callback whose result is ignored, has returned a coroutine or a generator."""
+    if type(result) in GENERATORS:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise FutureStateError(
+            f"{where} got the generator function {name}, which would never run; call ctx.emit(...) instead of yield"
+        )
+    refuse_coroutine(result, fn, where)
 
 
 def require_future(future: object, where: str) -> None:

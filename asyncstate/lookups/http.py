@@ -229,14 +229,19 @@ class HttpLookup(Lookup):
             raise OperatorError(
                 f"the service compresses its answer with {coding!r}; only gzip and deflate are supported"
             )
-        unpacking = zlib.decompressobj(_WINDOW_BITS[coding])
-        try:
-            body = unpacking.decompress(bytes(packed), most + 1)
-        except zlib.error as error:
-            raise OperatorError(f"the service's answer is not valid {coding}: {error}") from error
-        if len(body) > most:
-            raise self._too_long()
-        return body
+        body, left = bytearray(), bytes(packed)
+        while left:  # gzip may have several members
+            unpacking = zlib.decompressobj(_WINDOW_BITS[coding])
+            try:
+                body += unpacking.decompress(left, most + 1 - len(body))
+            except zlib.error as error:
+                raise OperatorError(f"the service's answer is not valid {coding}: {error}") from error
+            if len(body) > most:
+                raise self._too_long()
+            if not unpacking.eof:
+                raise OperatorError(f"the service's answer is not valid {coding}: it ends too early")
+            left = unpacking.unused_data.lstrip(b"\0")  # padding
+        return bytes(body)
 
     def _too_long(self) -> OperatorError:
         return OperatorError(

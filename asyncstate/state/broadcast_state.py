@@ -122,6 +122,14 @@ class BroadcastState(ImmediateMap[K, V]):
 
     # -- the rest -----------------------------------------------------------------------------------
 
+    def encoded(self, value: V) -> bytes:
+        """``value`` as it is stored."""
+        return self._binding.encode_value(value)  # type: ignore[no-any-return]
+
+    def decoded(self, raw: bytes) -> V:
+        """What a read gives for ``raw``."""
+        return self._binding.decode_value(raw)  # type: ignore[no-any-return]
+
     def _loaded(self) -> dict[bytes, _Entry]:
         """All entries by encoded key, read from the sink at the first use."""
         if self._by_bytes is None:
@@ -175,13 +183,16 @@ class BroadcastValue(ImmediateValue[V]):
     __slots__ = ("_default", "_state")
 
     def __init__(self, state: BroadcastState[int, V], default: V | None = None) -> None:
+        """Raises CodecError for a default that is not of the declared type."""
         self._state = state
-        self._default = default
+        self._default = None if default is None else state.encoded(default)
 
     def value(self) -> V | None:
         """The value; without one the default."""
         found = self._state.get(0)
-        return self._default if found is None else found
+        if found is None and self._default is not None:
+            return self._state.decoded(self._default)
+        return found
 
     def update(self, value: V | None) -> None:
         """Store ``value``; None clears. Raises StateAccessError as ``BroadcastState.put`` does."""

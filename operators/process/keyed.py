@@ -12,6 +12,7 @@ Source: the operations of Flink's ``KeyedStream`` and ``ConnectedStreams``, and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -197,7 +198,10 @@ class KeyedReduce(FunctionOperator):
             before, after = None, tuple(row)
         else:
             before = self._row(stored.values())
-            after = self._shape.values(await resolved(self._reduce(before, row)))
+            given = before
+            if self.changelog and self._shape.nested:  # the function may change the lists of its arguments
+                given = self._row(copy.deepcopy(list(before)))
+            after = self._shape.values(await resolved(self._reduce(given, row)))
         self._reduced.update(dict(zip(self._names, after, strict=True)))
         if before is None or not self.changelog:
             ctx.emit(*after)

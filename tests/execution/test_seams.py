@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -139,6 +139,29 @@ COROUTINES: dict[str, Callable[[Any, Any], Any]] = {
 def test_a_coroutine_function_as_a_callback_is_refused(mode: dict[str, Any], name: str) -> None:
     with pytest.raises(OperatorError, match=f"{name} got the coroutine function never_run.*async def"):
         run(COROUTINES[name], mode)
+
+
+def yielding(*_: Any) -> Iterator[Any]:
+    raise AssertionError("nothing runs it")
+    yield
+
+
+GENERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "then_accept": lambda state, ctx: state.async_value().then_accept(yielding),
+    "finally_": lambda state, ctx: state.async_value().finally_(yielding),
+    "on_next": lambda state, ctx: state.async_value().then_compose(
+        lambda _: StateIterator([1, 2]).on_next(yielding)
+    ),
+    "then_conditionally_accept": lambda state, ctx: state.async_value().then_conditionally_accept(
+        lambda _: False, boom, yielding
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_whose_rows_would_be_ignored_is_refused(mode: dict[str, Any], name: str) -> None:
+    with pytest.raises(OperatorError, match=f"{name} got the generator function yielding.*instead of yield"):
+        run(GENERATORS[name], mode)
 
 
 def test_a_failure_that_is_handled_behind_then_combine_fails_nothing(mode: dict[str, Any]) -> None:

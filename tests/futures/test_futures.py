@@ -186,6 +186,23 @@ def test_a_chain_of_any_length_needs_no_stack() -> None:
     assert end.get() == 50_000
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_combinations_of_combinations_need_no_stack(fails: bool) -> None:
+    sources: list[StateFuture[int]] = [StateFuture() for _ in range(5_000)]
+    total: StateFuture[Any] = completed_future(0)
+    for source in sources:
+        total = as_completed([combine_all(total, source).then_apply(sum)])[0]
+    for source in reversed(sources):
+        if fails and source is sources[0]:
+            source.fail(ValueError("the first"))
+        else:
+            source.complete(1)
+    if fails:
+        assert str(total.exception()) == "the first"
+    else:
+        assert total.get() == 5_000
+
+
 def test_callbacks_of_one_future_run_in_order_of_attachment() -> None:
     source: StateFuture[int] = StateFuture()
     order: list[str] = []
@@ -279,6 +296,7 @@ class _Key:
     def __init__(self, key: int) -> None:
         self.key = (key,)
         self.out: list[Any] = []
+        self.emitted = self.out
 
 
 class _Scope:

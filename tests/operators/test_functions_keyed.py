@@ -346,6 +346,28 @@ def test_reduce_keeps_rows_of_any_storable_columns() -> None:
     ]
 
 
+def test_reduce_may_change_the_lists_of_its_arguments() -> None:
+    def extended(a: Row, b: Row) -> Any:
+        a.tags.extend(b.tags)
+        return a
+
+    rows = [(1, [text], None, None, None) for text in "abc"]
+    steps = [Step(rows[:2]), Step(rows[2:])]
+    found = {
+        changelog: run_both(lambda: KeyedReduce(extended, changelog=changelog), NESTED, ["k"], steps).rows  # noqa: B023
+        for changelog in (False, True)
+    }
+    so_far = [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert [row[2] for row in found[False]] == so_far
+    assert [(row[0], row[2]) for row in found[True]] == [
+        ("+I", ["a"]),
+        ("-U", ["a"]),
+        ("+U", ["a", "b"]),
+        ("-U", ["a", "b"]),
+        ("+U", ["a", "b", "c"]),
+    ]
+
+
 # -- process --------------------------------------------------------------------------------------------
 
 EVENTS = pa.schema([("user", pa.int64()), ("time", pa.timestamp("us", "UTC"))])

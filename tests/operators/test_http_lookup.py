@@ -327,6 +327,27 @@ def test_an_answer_that_cannot_be_unpacked(async_enabled: bool, coding: str, sai
         joined(HttpLookup(url + "/{0}"), ["a"], async_enabled)
 
 
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_an_answer_that_ends_too_early(async_enabled: bool, coding: str) -> None:
+    """Its beginning would be rows, too: here whole lines."""
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress}[coding](b"x\n" * 5)
+
+    def lines(_: int, body: bytes) -> Rows:
+        return [(line,) for line in body.decode().split()]
+
+    with (
+        service(lambda *_: (200, {"Content-Encoding": coding}, packed[:-4])) as (url, _),
+        pytest.raises(OperatorError, match=f"is not valid {coding}: it ends too early"),
+    ):
+        joined(HttpLookup(url + "/{0}", parse=lines), ["a"], async_enabled)
+
+
+def test_an_answer_of_several_members(async_enabled: bool) -> None:
+    packed = gzip.compress(BODY[:5]) + gzip.compress(BODY[5:]) + b"\0\0"
+    with service(lambda *_: (200, {"Content-Encoding": "gzip"}, packed)) as (url, _):
+        assert joined(HttpLookup(url + "/{0}"), ["a"], async_enabled) == [("+I", "a", "x")]
+
+
 def test_a_service_that_does_not_answer(async_enabled: bool) -> None:
     ended = threading.Event()
 
@@ -503,3 +524,21 @@ def test_a_lookup_of_your_own_says_when_to_retry(async_enabled: bool) -> None:
         harness.push([("a",)])
         assert harness.end_batch() == [("+I", "a", "x")]
     assert times[1] - times[0] >= 0.29
+
+
+@pytest.mark.parametrize("said", [None, "soon"])
+def test_other_packages_mean_something_else_by_retry_after(async_enabled: bool, said: Any) -> None:
+    asked: list[Any] = []
+
+    def ask(keys: Any) -> list[Any]:
+        asked.append(keys)
+        if len(asked) == 1:
+            error = AsyncStateError("busy")
+            error.retry_after = said  # type: ignore[attr-defined]
+            raise error
+        return [[("x",)] for _ in keys]
+
+    join = LookupJoin(ask, "name string", retry=Retry(2, 0))
+    with OperatorHarness(join, ROWS, ["k"], async_enabled=async_enabled, changelog=False) as harness:
+        harness.push([("a",)])
+        assert harness.end_batch() == [("+I", "a", "x")]

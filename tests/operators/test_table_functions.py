@@ -1053,6 +1053,36 @@ def test_a_broadcast_value_and_list_are_the_same_for_all_sets(async_enabled: boo
     harness.close()
 
 
+def changing_default(
+    seen: Annotated[
+        ValueView[list[float], list[float]],
+        StateHint(pa.list_(pa.float64()), broadcast=True, default=[1]),
+    ],
+    row: SetTable | None,
+    rule: BroadcastTable | None,
+) -> Iterator[str]:
+    found = seen.value()
+    if rule is not None and rule.score < 0:
+        seen.clear()
+    elif rule is not None:
+        found.append(rule.score)
+        seen.update(found)
+    else:
+        yield str(found)
+        found.append(7)
+
+
+def test_a_broadcast_default_is_no_object_that_calls_share(async_enabled: bool) -> None:
+    """Each read gives it anew, as it would be stored."""
+    rules = pa.schema([("score", pa.int64())])
+    with harness_of(changing_default, [PAYLOADS, rules], ["k", None], async_enabled) as harness:
+        expected = {(): "[1.0]", (2,): "[1.0, 2.0]", (-1,): "[1.0]"}
+        for scores, text in expected.items():
+            harness.push([(score,) for score in scores], input=1)
+            harness.push([("a", ""), ("b", "")])
+            assert texts(harness.end_batch()) == [text] * 2
+
+
 def writing_row(
     limit: Annotated[ListView[int], StateHint(broadcast=True)], row: SetTable, rule: BroadcastTable
 ) -> None:

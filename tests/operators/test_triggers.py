@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -297,6 +297,27 @@ def test_a_trigger_of_ones_own_and_clearing_up(async_enabled: bool) -> None:
         assert step(harness, [("a", 4, 4)], watermark=20) == [("a", 0, 10, "4"), ("a", 0, 10, "")]
         assert Own.cleared.pop() == TimeWindow(0, 10 * MS)
         assert harness.state_entries() == {}
+
+
+class Yielding(WindowAssigner):
+    """Two windows, one by one."""
+
+    def assign(self, row: Any, timestamp: int) -> Iterator[TimeWindow]:
+        yield TimeWindow(0, 10 * MS)
+        yield TimeWindow(0, 20 * MS)
+
+    def default_trigger(self) -> Trigger:
+        return triggers.event_time()
+
+
+def test_an_assigner_may_be_a_generator(async_enabled: bool) -> None:
+    harness = harness_of(async_enabled, None, assigner=Yielding())
+    assert step(harness, [("a", 1, 1), ("a", 2, 2)], watermark=30) == [
+        ("a", 0, 10, "1 2"),
+        ("a", 0, 20, "1 2"),
+    ]
+    assert not harness.statistics().get("counter.late_rows_dropped")
+    harness.close()
 
 
 # -- a model ---------------------------------------------------------------------------------------------

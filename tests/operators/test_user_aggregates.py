@@ -919,6 +919,47 @@ def test_a_function_without_a_value_of_nothing(open_harness: Any) -> None:
     assert harness.end_batch() == [("-U", "a", 1.0, None), ("+U", "a", 1.5, 2.0)]
 
 
+class Shared(PlainMean):
+    """All keys would get the same list."""
+
+    def __init__(self) -> None:
+        self.nothing = [0, 0]
+
+    def create_accumulator(self) -> Any:
+        return self.nothing
+
+
+def test_an_accumulator_that_keys_would_share_is_refused(open_harness: Any) -> None:
+    with pytest.raises(SchemaError, match="Shared: create_accumulator returns the same list each time"):
+        open_harness([udaf(Shared())("v")], changelog=False)
+
+
+class Ending(PlainMean):
+    """Its ``method`` looks for a value that is not there."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def accumulate(self, accumulator: Any, value: Any) -> None:
+        if self.method == "accumulate":
+            next(known for known in (1, 2) if known == value)
+        super().accumulate(accumulator, value)
+
+    def get_value(self, accumulator: Any) -> Any:
+        if self.method == "get_value":
+            next(known for known in (1, 2) if known == accumulator[0])
+        return super().get_value(accumulator)
+
+
+@pytest.mark.parametrize("method", ["accumulate", "get_value"])
+def test_next_without_a_default_leaves_out_no_rows(open_harness: Any, method: str) -> None:
+    """StopIteration ends a loop over calls: the rows after it would not be aggregated."""
+    harness = open_harness([udaf(Ending(method))("v")], changelog=False)
+    push(harness, ("+I", "a", 1), ("+I", "b", 3), ("+I", "c", 2))
+    with pytest.raises(OperatorError, match=f"Ending: {method} raised StopIteration.*give next.. a default"):
+        harness.end_batch()
+
+
 def test_a_date_that_python_has_not_is_named(async_enabled: bool) -> None:
     """As in rows: functions get Python values, and Spark's dates go beyond the year 9999."""
     days = pa.array([2_932_897], pa.int32()).cast(pa.date32())

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate import MapStateDescriptor, StateFuture, ValueStateDescriptor, combine_all
+from asyncstate import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateFuture,
+    ValueStateDescriptor,
+    combine_all,
+)
+from asyncstate.futures import as_completed
 from asyncstate.operator import InputSpec, OperatorContext, RecordOperator
 from asyncstate.testing import OperatorHarness, Tuning
 
@@ -32,7 +40,8 @@ MODES: dict[str, dict[str, Any]] = {
 STATES = 4
 
 # An action: ("emit",), ("read", state, actions), ("then", state, actions, actions), ("both", state, state, actions),
-# ("pages", actions), ("own", actions) for a future of the operator's own, and ("complete",) for the oldest of these.
+# ("pages", actions), ("list", actions), ("add", actions) and ("append", actions) for states whose writes read,
+# ("own", actions) for a future of the operator's own, and ("complete",) for the oldest of these.
 Action = tuple[Any, ...]
 
 
@@ -52,12 +61,17 @@ class Chains(RecordOperator):
             for number in range(STATES)
         ]
         self.map = context.get_state(MapStateDescriptor("map", pa.int64(), pa.int64()))
+        self.sum = context.get_state(ReducingStateDescriptor("sum", int.__add__, pa.int64()))
+        self.list = context.get_state(ListStateDescriptor("list", pa.int64()))
+        self.log = context.get_state(ListStateDescriptor("log", pa.int64()))
 
     def process(self, row: Any, ctx: Any) -> Any:
         if row.program < 0:
             for state in self.values:
                 state.update(1)
             self.map.put_all({number: number for number in range(5)})
+            self.sum.add(1)
+            self.list.add_all(range(5))
             return None
         run = _Run(self, row.k, ctx)
         actions = self.programs[row.program]
@@ -101,6 +115,13 @@ class _Run:
         elif kind == "pages":
             entries = self.operator.map.async_keys()
             return entries.then_compose(lambda found: found.on_next(inside(given[0])))
+        elif kind == "add":
+            return self.operator.sum.async_add(1).then_compose(inside(given[0]))
+        elif kind == "append":
+            return self.operator.log.async_add(1).then_compose(inside(given[0]))
+        elif kind == "list":
+            entries = self.operator.list.async_get()
+            return entries.then_compose(lambda found: found.on_next(inside(given[0])))
         elif kind == "own":
             future: StateFuture[int] = StateFuture()
             self.own.append(future)
@@ -121,7 +142,8 @@ def _programs(depth: int) -> st.SearchStrategy[list[Action]]:
         | st.tuples(st.just("read"), state, inner)
         | st.tuples(st.just("then"), state, inner, inner)
         | st.tuples(st.just("both"), state, state, inner)
-        | st.tuples(st.just("pages"), st.lists(leaves, max_size=2)),
+        | st.tuples(st.sampled_from(["pages", "list"]), st.lists(leaves, max_size=2))
+        | st.tuples(st.sampled_from(["add", "append"]), inner),
         max_size=4,
     )
 
@@ -166,6 +188,111 @@ def test_rows_of_independent_chains_stand_in_the_order_of_the_chains() -> None:
     rows = [(key, 0) for key in (2, 0, 3, 2, 1)]
     emitted = [place for _, _, place in _rows([program], False, rows, True, MODES["gathered"])]
     assert emitted == [111, 2, 113, 11213, 313] * 5
+
+
+class OwnFutures(Chains):
+    """``code(operator, emit)`` for each row; ``emit(place)`` emits a row."""
+
+    def __init__(self, code: Any) -> None:
+        super().__init__([], False)
+        self.code = code
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return self.code(self, lambda place: ctx.emit(row.k, place))
+
+
+def completed_in_a_callback(operator: Any, emit: Any) -> Any:
+    mine: StateFuture[int] = StateFuture()
+
+    def complete(_: Any) -> None:
+        mine.complete(1)
+        emit(1)
+
+    async def awaiting() -> None:
+        operator.values[0].async_value().then_accept(complete)
+        await mine
+        emit(2)
+
+    return awaiting()
+
+
+def completed_before_it_is_used(operator: Any, emit: Any) -> Any:
+    mine: StateFuture[int] = StateFuture()
+    operator.values[0].async_value().then_accept(lambda _: mine.complete(1))
+    emit(1)
+    return mine.then_accept(lambda _: emit(2))
+
+
+def completed_in_the_middle(operator: Any, emit: Any) -> Any:
+    mine: StateFuture[int] = StateFuture()
+    mine.then_accept(lambda _: emit(2))
+
+    def complete(_: Any) -> None:
+        emit(1)
+        mine.complete(1)
+        emit(3)
+
+    operator.values[0].async_value().then_accept(complete)
+    emit(4)
+
+
+def returned_to_then_compose(operator: Any, emit: Any) -> Any:
+    mine: StateFuture[int] = StateFuture()
+    operator.values[0].async_value().then_compose(lambda _: mine).then_accept(lambda _: emit(2))
+    emit(1)
+    return operator.values[1].async_value().then_accept(lambda _: mine.complete(1))
+
+
+def first_to_complete(operator: Any, emit: Any) -> Any:
+    mine: StateFuture[int] = StateFuture()
+    as_completed([mine])[0].then_accept(lambda _: emit(2))
+    emit(1)
+    return operator.values[1].async_value().then_accept(lambda _: mine.complete(1))
+
+
+@pytest.mark.parametrize(
+    ("code", "places"),
+    [
+        (completed_in_a_callback, [1, 2]),
+        (completed_before_it_is_used, [1, 2]),
+        (completed_in_the_middle, [1, 2, 3, 4]),
+        (returned_to_then_compose, [1, 2]),
+        (first_to_complete, [1, 2]),
+    ],
+)
+def test_rows_of_own_futures_stand_where_they_are_used_or_completed(
+    code: Any, places: list[int], async_enabled: bool
+) -> None:
+    """Whichever of the two is later in the operator's code."""
+    rows = [(key, 0) for key in (2, 0, 2)]
+    with OperatorHarness(OwnFutures(code), ROWS, ["k"], async_enabled=async_enabled, **WAITING) as harness:
+        harness.push(rows)
+        assert [place for _, _, place in harness.end_batch()] == places * 3
+
+
+def sums(operator: Any) -> Any:
+    return operator.sum
+
+
+def lists(operator: Any) -> Any:
+    return operator.log
+
+
+@pytest.mark.parametrize("state", [sums, lists])
+def test_rows_of_states_whose_writes_read_stand_in_the_order_of_the_chains(
+    state: Any, async_enabled: bool
+) -> None:
+    def code(operator: Any, emit: Any) -> Any:
+        state(operator).async_add(1).then_accept(lambda _: emit(1))
+        emit(2)
+        state(operator).async_get().then_accept(lambda _: emit(3))
+        emit(4)
+        return state(operator).async_add(2).then_accept(lambda _: emit(5))
+
+    with OperatorHarness(OwnFutures(code), ROWS, ["k"], async_enabled=async_enabled, **WAITING) as harness:
+        for _ in range(2):
+            harness.push([(key, 0) for key in (2, 0, 2)])
+            assert [place for _, _, place in harness.end_batch()] == [1, 2, 3, 4, 5] * 3
 
 
 @pytest.mark.parametrize("length", [3_000])

@@ -409,6 +409,66 @@ def test_what_cannot_be_stored_is_refused_and_changes_nothing(
     assert sink.contents() == before
 
 
+class Returning(functions.AggregateFunction):
+    """Returns a new accumulator."""
+
+    def create_accumulator(self) -> Any:
+        return [0]
+
+    def accumulate(self, accumulator: Any, *args: Any) -> Any:
+        return [accumulator[0] + args[0]]
+
+    def merge(self, accumulator: Any, accumulators: Iterable[Any]) -> Any:
+        return [accumulator[0] + sum(other[0] for other in accumulators)]
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator[0]
+
+
+class ReturningItself(Returning):
+    def accumulate(self, accumulator: Any, *args: Any) -> Any:
+        accumulator[0] += args[0]
+        return accumulator
+
+
+class Later(Returning):
+    async def accumulate(self, accumulator: Any, *args: Any) -> Any:  # type: ignore[override]
+        accumulator[0] += args[0]
+
+
+class Shared(ReturningItself):
+    def __init__(self) -> None:
+        self.nothing = [0]
+
+    def create_accumulator(self) -> Any:
+        return self.nothing
+
+
+def test_an_accumulator_that_keys_would_share() -> None:
+    with pytest.raises(
+        StateDeclarationError, match="Shared.create_accumulator returns the same list each time"
+    ):
+        AggregatingStateDescriptor("s", Shared(), pa.list_(pa.int64()))
+
+
+@pytest.mark.parametrize("prefix", ["", "async_"])
+def test_an_accumulator_that_is_returned_instead_of_changed(sink: FakeSink, prefix: str) -> None:
+    """What would be lost without a word."""
+    for function, shown in ((Returning(), r"Returning.accumulate returned \[2\]"), (Later(), "<coroutine")):
+        state = bound(sink, AggregatingStateDescriptor("s", function, pa.list_(pa.int64())))
+        with pytest.raises(
+            OperatorError, match=f"{shown}.*change the accumulator in place and return nothing"
+        ):
+            getattr(state, prefix + "add")(2).get()
+    good = AggregatingStateDescriptor("n", ReturningItself(), pa.list_(pa.int64()), namespaced=True)
+    namespaced = bound(sink, good)
+    for namespace in (1, 2):
+        namespaced.at(namespace).add(namespace)
+    assert namespaced.at(2).get() == 2
+    with pytest.raises(OperatorError, match=r"ReturningItself.merge returned \[3\]"):
+        namespaced.merge_namespaces(1, [2])
+
+
 def test_a_failing_result_names_the_method(sink: FakeSink) -> None:
     state = bound(sink, AggregatingStateDescriptor("s", Joined(), pa.list_(pa.string())))
     state.add("broken")

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from asyncstate.errors import StateDeclarationError
+from asyncstate.errors import OperatorError, StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.functions import Function, MutableRow, view_of
 from asyncstate.state.keyed.reducing_state import FoldingState
@@ -106,7 +107,8 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
 
     def add(self, value: Any, accumulator: Any) -> Any:
         changed = self._shaped(accumulator)
-        self._function.accumulate(changed, *(value if isinstance(value, tuple) else (value,)))
+        given = value if isinstance(value, tuple) else (value,)
+        self._check("accumulate", changed, self._function.accumulate(changed, *given))
         return self._stored(changed)
 
     def get_result(self, accumulator: Any) -> Any:
@@ -114,8 +116,18 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
 
     def merge(self, a: Any, b: Any) -> Any:
         changed = self._shaped(a)
-        self._function.merge(changed, [self._shaped(b)])
+        self._check("merge", changed, self._function.merge(changed, [self._shaped(b)]))  # type: ignore[func-returns-value]
         return self._stored(changed)
+
+    def _check(self, method: str, accumulator: Any, result: Any) -> None:
+        """Raise OperatorError for the result of a method that should change the accumulator in place."""
+        if result is not None and result is not accumulator:
+            if type(result) is CoroutineType:
+                result.close()  # else Python also warns that it was never awaited
+            raise OperatorError(
+                f"{self.__qualname__}.{method} returned {result!r}, which would be ignored; change the accumulator in "
+                "place and return nothing"
+            )
 
     def _stored(self, accumulator: Any) -> Any:
         if not self._names or isinstance(accumulator, dict):
@@ -125,6 +137,11 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
     def _shape(self) -> Callable[[Any], Any]:
         """The function that turns stored values into accumulators of the form that the function creates."""
         created, names = self._function.create_accumulator(), self._names
+        if isinstance(created, list | dict) and created is self._function.create_accumulator():
+            raise StateDeclarationError(
+                f"{self.__qualname__}.create_accumulator returns the same {type(created).__name__} each time, so all "
+                "keys would share it; make a new one in each call"
+            )
         if not names and isinstance(created, tuple):
             return lambda stored: MutableRow(*stored)
         if not names or isinstance(created, dict):

@@ -22,7 +22,17 @@ from typing import Any, Final, NamedTuple
 
 from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateAccessError
-from asyncstate.futures import StateFuture, combine_all, completed_future, failed_future
+from asyncstate.futures import (
+    DONE,
+    FAILED,
+    StateFuture,
+    combine_all,
+    completed_future,
+    current_owner,
+    failed_future,
+    pending_future,
+    settle,
+)
 from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.state_context import KeyedState, StateContext
 
@@ -327,7 +337,7 @@ class _Waiting:
             self.stored[prefix] = self.before[prefix] = stored
 
     def add(self, prefix: bytes, operation: Operation | _Merge, argument: Any) -> StateFuture[Any]:
-        future: StateFuture[Any] = StateFuture()
+        future: StateFuture[Any] = pending_future(current_owner())
         self.operations.append((prefix, operation, argument, future))
         return future
 
@@ -348,9 +358,9 @@ class _Waiting:
             if isinstance(result, StateFuture):
                 result.on_settled(partial(_pass_on, future))
             elif isinstance(result, _Failure):
-                future.fail(result.error)
+                settle(future, FAILED, result.error)
             else:
-                future.complete(result)
+                settle(future, DONE, result)
 
     def fail(self, error: BaseException) -> None:
         """Fail all futures, since a value could not be read."""
@@ -361,16 +371,16 @@ class _Waiting:
         self.position, self.results, self.applied = len(self.operations), [], True
         for future in asked:
             if not future.done:
-                future.fail(error)
+                settle(future, FAILED, error)
 
 
 def _pass_on(future: StateFuture[Any], source: StateFuture[Any]) -> None:
     """Settle ``future`` with the result or error of ``source``."""
     error = source.exception()
     if error is not None:
-        future.fail(error)
+        settle(future, FAILED, error)
     else:
-        future.complete(source.get())
+        settle(future, DONE, source.get())
 
 
 def as_it_is(raw: bytes | None) -> bytes | None:

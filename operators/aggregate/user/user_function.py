@@ -27,7 +27,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import python_values
-from asyncstate.errors import OperatorError
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate_functions import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
@@ -186,7 +186,14 @@ class UserAggregator(FunctionAggregator):
 
     def begin_anew(self) -> None:
         """Replaces ``open`` if no state is kept."""
-        self.form.like(self.function.create_accumulator())
+        create = self.function.create_accumulator
+        created = create()
+        if isinstance(created, list | dict) and created is create():
+            raise SchemaError(
+                f"{self.form.owner}: create_accumulator returns the same {type(created).__name__} each time, so all "
+                "keys would share it; make a new one in each call"
+            )
+        self.form.like(created)
 
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
         """Prefetch the entries of map views that the rows name."""
@@ -262,11 +269,21 @@ class UserAggregator(FunctionAggregator):
             if segments.signs is not None:
                 methods = [accumulate if sign > 0 else retract for sign in segments.signs.tolist()]
                 calls = map(call, methods, owners, *columns)
-            returned = list(calls)
+            returned = self._all(method, calls, len(segments.rows))
         if returned.count(None) != len(returned):
             owners = chain.from_iterable(map(repeat, accumulators, counts))
             for accumulator, result in zip(owners, returned, strict=True):
                 self.returned(method, accumulator, result)
+
+    def _all(self, method: str, calls: Iterator[Any], count: int) -> list[Any]:
+        """The ``count`` results of ``calls``, which a StopIteration of the method would end."""
+        results = list(calls)
+        if len(results) < count:
+            raise OperatorError(
+                f"{self.form.owner}: {method} raised StopIteration, as next() does at the end of an iterator; give "
+                "next() a default"
+            )
+        return results
 
     def returned(self, method: str, accumulator: Any, result: Any) -> None:
         """Raise OperatorError for the result of a method that should change the accumulator in place."""
@@ -359,7 +376,8 @@ class UserAggregator(FunctionAggregator):
         nothing = self._value_of_nothing() if empty.any() else None
         with self.named("get_value"), self.form.turns(accumulators) as turns:
             if not empty.any() and not self.form.views:
-                return self.result(list(map(get_value, accumulators)), keys)
+                values = self._all("get_value", map(get_value, accumulators), len(accumulators))
+                return self.result(values, keys)
             values = []
             for key, (one, is_empty) in enumerate(zip(accumulators, empty.tolist(), strict=True)):
                 turns.take(key)

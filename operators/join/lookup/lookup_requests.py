@@ -230,7 +230,9 @@ def _attempts(retry: Retry, on: type[Exception]) -> dict[str, Any]:
 
     def wait(state: tenacity.RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
-        return max(delay, getattr(error, "retry_after", 0.0))
+        # Exceptions of other packages may have None or a text there.
+        asked = getattr(error, "retry_after", None)
+        return max(delay, asked) if isinstance(asked, int | float) else delay
 
     return {
         "retry": tenacity.retry_if_exception_type(on),

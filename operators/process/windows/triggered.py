@@ -167,7 +167,7 @@ class TriggeredRows(WindowRows):
     async def _add(self, row: Row, at: int, ctx: RecordContext) -> None:
         """Store a row in each of its windows, or count it as late; fire the windows that their trigger fires."""
         open_windows = [_Open.of(stored) for stored in await self._windows.async_value() or ()]
-        windows = self._assigner.assign(row, at)
+        windows = list(self._assigner.assign(row, at))
         if any(start < MIN_WATERMARK or end > MAX_WATERMARK for start, end in windows):
             self._outside.add()
             return
