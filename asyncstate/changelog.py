@@ -97,8 +97,7 @@ class Changelog:
     ``unique_keys``: sets of columns; no two rows of the table have equal values in all columns of one. An empty set:
     the table has at most one row. ``upsert_key``: with mode UPSERT the columns by which rows replace each other.
     ``filtered_by``: columns by which rows were filtered one by one: of an update that changes them only one half may
-    remain. ``never_null``: columns that are known to have no nulls. ``origin``: for errors, the node that the mode comes
-    from.
+    remain. ``never_null``: columns known to have no nulls. ``origin``: for errors, the node that the mode comes from.
 
     Make it with ``Changelog.insert_only``, ``Changelog.retract`` and ``Changelog.upsert``.
     """
