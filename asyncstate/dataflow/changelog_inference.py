@@ -182,8 +182,8 @@ def _filtered(node: Transform, given: Changelog, columns: Sequence[str]) -> Chan
     if isinstance(condition, str) and not given.is_insert_only and changes_by_itself(condition):
         raise SchemaError(
             f"the rows of {given.origin} are {given.text}, and the condition may give another answer for a retraction "
-            "than for its row, which would then stay; compute it at the source. WHERE in job.sql lets rows in and out as "
-            "time passes"
+            "than for its row, which would then stay; compute it at the source. WHERE in job.sql lets rows in and out "
+            "as time passes"
         )
     return given.filtered(by).without_nulls_in(_without_nulls(condition, columns))
 
