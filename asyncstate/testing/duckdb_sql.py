@@ -109,6 +109,7 @@ _WHOLE_UNITS: Final = ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR",
 _COMPARED: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between)
 _NUMBERS: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
 _TIMES: Final = (pa.types.is_date, pa.types.is_timestamp)
+_ROUNDED_MAX: Final = 10**17  # above, doubles are whole
 _WHOLE_NUMBER: Final = r"^\s*([+-]?[0-9]+)(\.[0-9]*)?\s*$"
 _NO_TEXT: Final = "DuckDB has another text of a number that is not between 0.001 and 10000000 than Spark"
 
@@ -291,6 +292,14 @@ def _rounded(node: Any, given: pa.DataType | None) -> Any:
         )
     elif whole:
         return exp.cast(node.copy(), "BIGINT")
+    elif _is(given, pa.types.is_floating) and places is not None and places.is_int and places.name != "0":
+        # Spark rounds the digits that a number is shown with: 1.005 to 1.01.
+        value = exp.paren(node.this)
+        shown = exp.TryCast(this=exp.cast(value, "TEXT"), to=exp.DataType.build("DECIMAL(38, 18)"))
+        rounded = exp.cast(
+            exp.func("ROUND", shown, places.copy()), "REAL" if given == pa.float32() else "DOUBLE"
+        )
+        return exp.Case().when(exp.func("ABS", value.copy()) < _ROUNDED_MAX, rounded).else_(value.copy())
     return None
 
 
