@@ -97,7 +97,7 @@ class Changelog:
     ``unique_keys``: sets of columns; no two rows of the table have equal values in all columns of one. An empty set:
     the table has at most one row. ``upsert_key``: with mode UPSERT the columns by which rows replace each other.
     ``filtered_by``: columns by which rows were filtered one by one: of an update that changes them only one half may
-    remain. ``origin``: for errors, the node that the mode comes from.
+    remain. ``never_null``: columns known to have no nulls. ``origin``: for errors, the node that the mode comes from.
 
     Make it with ``Changelog.insert_only``, ``Changelog.retract`` and ``Changelog.upsert``.
     """
@@ -106,6 +106,7 @@ class Changelog:
     unique_keys: tuple[Key, ...] = ()
     upsert_key: Key | None = None
     filtered_by: frozenset[str] = frozenset()
+    never_null: frozenset[str] = field(default=frozenset(), compare=False)
     origin: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -150,9 +151,13 @@ class Changelog:
         given = set(columns)
         return self.upsert_key is not None and given <= set(self.upsert_key) and self.identifies(given)
 
-    def with_keys(self, unique_keys: Iterable[Key]) -> Changelog:
-        """The same with other unique keys."""
-        return replace(self, unique_keys=tuple(unique_keys))
+    def with_keys(self, unique_keys: Iterable[Key], never_null: Iterable[str] = ()) -> Changelog:
+        """The same with other unique keys, and these columns without nulls."""
+        return replace(self, unique_keys=tuple(unique_keys), never_null=frozenset(never_null))
+
+    def without_nulls_in(self, columns: Iterable[str]) -> Changelog:
+        """The same with these columns, too, known to have no nulls."""
+        return replace(self, never_null=self.never_null | frozenset(columns))
 
     def projected(self, names: Mapping[str, Sequence[str]]) -> Changelog | None:
         """The facts after a projection; ``names`` maps each column that passes unchanged to its new names. None: the
@@ -170,6 +175,7 @@ class Changelog:
                 for column in self.filtered_by
                 for new in (names.get(column) or (f"{_NOT_IN_A_KEY}{column}",))
             ),
+            never_null=frozenset(new for column in self.never_null for new in names.get(column, ())),
         )
 
     def filtered(self, columns: Iterable[str] | None) -> Changelog:
@@ -197,8 +203,7 @@ def union_of(streams: Sequence[Changelog]) -> Changelog | None:
         return None
     weakest = max(streams, key=lambda one: one.mode)
     return replace(
-        weakest,
-        unique_keys=(),
+        weakest.with_keys(()),
         filtered_by=frozenset().union(*(one.filtered_by for one in streams)),
     )
 

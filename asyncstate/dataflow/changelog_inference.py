@@ -113,8 +113,8 @@ def source_changes(node: Source, columns: Sequence[str], has_kinds: bool) -> Cha
             raise SchemaError(
                 "it is declared as upserts, but without the key by which rows replace each other; give primary_key"
             )
-        return replace(Changelog.upsert(*key), origin=origin)
-    return Changelog(mode, () if key is None else (key,), origin=origin)
+        return replace(Changelog.upsert(*key), origin=origin).without_nulls_in(key)
+    return Changelog(mode, () if key is None else (key,), origin=origin).without_nulls_in(key or ())
 
 
 def operator_changes(node: Node, changes: Changelog) -> Changelog:
@@ -189,7 +189,7 @@ def _filtered(node: Transform, given: Changelog, columns: Sequence[str]) -> Chan
             "row could pass it, and its retraction not. Put the value into a column of the source; a condition on the "
             "time is kept up to date by job.sql"
         )
-    return given.filtered(by)
+    return given.filtered(by).without_nulls_in(_without_nulls(condition, columns))
 
 
 def _dropped(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
@@ -281,6 +281,16 @@ def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
     known = {name.lower(): name for name in columns}
     found = {known.get(column.parts[0].name.lower(), "") for column in parsed.find_all(exp.Column)}
     return found or None
+
+
+def _without_nulls(condition: Any, columns: Sequence[str]) -> set[str]:
+    """Those of ``columns`` that have no nulls where a condition is true, since it says so: ``k IS NOT NULL``."""
+    parsed = parsed_sql(condition)
+    parts = parsed.flatten() if isinstance(parsed, exp.And) else [parsed]
+    checks = [part.this.unnest() for part in parts if isinstance(part, exp.Not)]
+    checked = [one.this for one in checks if isinstance(one, exp.Is) and isinstance(one.expression, exp.Null)]
+    names = {one.name.lower() for one in checked if isinstance(one, exp.Column) and len(one.parts) == 1}
+    return {column for column in columns if column.lower() in names}
 
 
 def _varies(node: exp.Expression) -> bool:

@@ -9,7 +9,6 @@ Must not import Spark.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -155,7 +154,11 @@ class Transform(Node):
             return None if own in {str(one).lower() for one in self.expressions} else column
         named = {name.lower(): one for name, one in self.named.items()}
         given = named.get(own)
-        if given is not None and not isinstance(given, str) and not inspect.isroutine(given):
+        if (
+            given is not None
+            and not isinstance(given, str)
+            and (not callable(given) or hasattr(given, "_jc"))
+        ):
             return column
         if self.kind == "with_columns":
             return None if given is not None and plain_column(given)[0].lower() != own else column

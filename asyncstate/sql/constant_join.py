@@ -48,7 +48,8 @@ class ConstantJoin(BundleOperator):
         )
         kept = self.how in ("semi", "anti") or self._is_unique()
         keys = spec.changes.unique_keys if kept else ()
-        return OutputSpec(pa.schema([*spec.schema, *found]), changes=spec.changes.with_keys(keys))
+        changes = spec.changes.with_keys(keys, spec.changes.never_null)
+        return OutputSpec(pa.schema([*spec.schema, *found]), changes=changes)
 
     def _is_unique(self) -> bool:
         """Whether a row finds at most one."""

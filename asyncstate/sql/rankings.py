@@ -1,7 +1,7 @@
 """Rules that find rankings in a compiled plan.
 
-Owns: ``best_rows``, rows that are joined with the largest or smallest value of their own group; ``of_closed_windows``,
-rankings of windows that the watermark closes.
+Owns: ``best_rows``, rows that are joined with the largest or smallest value of their own group;
+``may_be_best_rows``; ``of_closed_windows``, rankings of windows that the watermark closes.
 Invariant: what is not certain to have the same rows is left as it is.
 Must not import Spark.
 """
@@ -35,6 +35,12 @@ def best_rows(join: ir.Node, conditions: Sequence[str] = ()) -> ir.Node | None:
     one, two = zip(join.inputs, (join.left_key, join.right_key), strict=True)
     found = _best_rows(join, conditions, *one, *two) if join.how in ("inner", "semi") else None
     return found or (_best_rows(join, conditions, *two, *one) if join.how == "inner" else None)
+
+
+def may_be_best_rows(root: ir.Node) -> bool:
+    """Whether a plan has a ranking that ``best_rows`` may have made, and that forgets no rows by itself."""
+    ranks = [node for node in ir.walk(root) if isinstance(node, ir.Rank) and not node.windows]
+    return any(rank.function == "rank" and rank.limit == 1 and rank.number is None for rank in ranks)
 
 
 def _best_rows(

@@ -28,6 +28,7 @@ from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.lineage import event_time_sources
 from asyncstate.sql.plans import Reader
+from asyncstate.sql.rankings import may_be_best_rows
 from asyncstate.sql.rules import compacted
 from asyncstate.sql.syntax import Syntax
 from asyncstate.state.expiring.ttl import Ttl
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _COMPILE: Final = "asyncstate sql compile job.sql -o plan.json"
+_STATE_TTL: Final = "state_ttl"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Compiled:
     generation: int = 1
     dropped: tuple[str, ...] = ()
     """The uids of operators that continue with empty state under other ones."""
+
+    def serves(self, state_ttl: Ttl) -> bool:
+        """Whether it is the plan for this ``state_ttl``: what needs all rows is not in a plan that may forget some."""
+        has_all = self.root is not None and may_be_best_rows(self.root)
+        return state_ttl is None or _STATE_TTL in self.made_from or not has_all
 
     def to_json(self) -> str:
         """The text of a stored plan."""
@@ -370,8 +377,12 @@ class SqlContext:
         if read.kind == "view":
             self.check_free(name)
         now, stored = self._made_from(read.text), (self._given or self._stored).get(name)
+        now |= {} if state_ttl is None else {_STATE_TTL: "given"}
         if stored is not None and self._given is not None:  # without a compiler functions are not known
             now |= {one: said for one, said in stored.made_from.items() if one.startswith("function ")}
+        if stored is not None and stored.serves(state_ttl):
+            now.pop(_STATE_TTL, None)
+            now |= {one: said for one, said in stored.made_from.items() if one == _STATE_TTL}
         differing = [] if stored is None else _differing(stored.made_from, now)
         if stored is not None and not differing:
             compiled = stored
@@ -401,6 +412,11 @@ class SqlContext:
         """Add the operators of a compiled query to the graph; ``state_ttl``: how long their state is kept."""
         root = compiled.root
         assert root is not None
+        if not compiled.serves(state_ttl):
+            raise SqlError(
+                f"the compiled plan of statement '{compiled.name}' may have a ranking in place of a join, which needs "
+                "all rows; compile it with state_ttl=, or leave that out"
+            )
         read = dict.fromkeys(node.source for node in ir.walk(root) if isinstance(node, ir.Scan))
         tables = {name: self._rows(name) for name in read}
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}

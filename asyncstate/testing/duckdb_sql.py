@@ -7,6 +7,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -72,7 +73,7 @@ def in_duckdb(expression: str, type_of: TypeOf) -> str:
         )
     made = parsed.copy()
     for node in reversed(list(made.walk())):
-        other = _mapped(node, type_of)
+        other = _mapped(node, type_of) if _takes_format(node) else _REFUSED
         if other is _REFUSED:
             raise SchemaError(
                 f"'{expression}': DuckDB, which evaluates SQL text here, gives other values to "
@@ -104,6 +105,13 @@ def _generated(made: exp.Expr, array: str, named: exp.Expr) -> str:
 
 
 _REFUSED: Final = exp.Null()
+_WHOLE_UNITS: Final = ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK")
+_COMPARED: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between)
+_NUMBERS: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+_TIMES: Final = (pa.types.is_date, pa.types.is_timestamp)
+_ROUNDED_MAX: Final = 10**17  # above, doubles are whole
+_WHOLE_NUMBER: Final = r"^\s*([+-]?[0-9]+)(\.[0-9]*)?\s*$"
+_NO_TEXT: Final = "DuckDB has another text of a number that is not between 0.001 and 10000000 than Spark"
 
 
 def _mapped(node: Any, type_of: TypeOf) -> Any:
@@ -140,12 +148,35 @@ def _mapped(node: Any, type_of: TypeOf) -> Any:
     elif kind in (exp.Ceil, exp.Floor, exp.Round):
         return _rounded(node, given(node.this))
     elif isinstance(node, exp.Cast):
-        if node.to.this in _WHOLE and _is(given(node.this), pa.types.is_floating, pa.types.is_decimal):
-            made = node.copy()  # Spark cuts what DuckDB rounds
-            made.set("this", exp.Anonymous(this="trunc", expressions=[made.this]))
-            return made
-        elif node.to.this is exp.DType.TIMESTAMP:  # of ``to_timestamp``
-            return exp.cast(node.this.copy(), "TIMESTAMPTZ")
+        return _cast(node, given(node.this))
+    elif kind in (exp.Concat, exp.ConcatWs, exp.DPipe):
+        return _joined(node, given)
+    elif kind is exp.Substring:
+        start = node.args.get("start")
+        if start is None or (isinstance(start, exp.Literal) and start.name != "0"):
+            return None
+        made = node.copy()  # Spark counts from 0 as from 1
+        made.set("start", exp.Case().when(exp.paren(start).eq(0), 1).else_(exp.paren(start)))
+        return made
+    elif kind in (exp.Left, exp.Right) and not isinstance(node.expression, exp.Literal):
+        made = node.copy()
+        made.set("expression", exp.func("GREATEST", made.expression, exp.Literal.number(0)))
+        return made
+    elif kind in (exp.Ln, exp.Log):  # null in Spark where there is no logarithm
+        value = exp.paren(node.expression or node.this)
+        return exp.Case().when(value > 0, node.copy())
+    elif kind is exp.TimestampDiff or (kind is exp.DateDiff and node.text("unit")):
+        unit = node.text("unit").upper()
+        if unit not in _WHOLE_UNITS:
+            return _REFUSED
+        begin, end = (
+            one.this.copy() if isinstance(one, exp.TsOrDsToDate) else one.copy()
+            for one in (node.expression, node.this)
+        )
+        counted = exp.Anonymous(this="datesub", expressions=[exp.Literal.string(unit), begin, end])
+        return exp.cast(counted, "BIGINT")
+    elif kind is exp.Sub and all(_is(given(one), *_TIMES) for one in (node.this, node.expression)):
+        return None if node.find_ancestor(*_COMPARED) else _REFUSED  # an interval in Spark
     elif kind in (exp.Add, exp.Sub) and isinstance(node.expression, exp.Interval):
         if _is(given(node.this), pa.types.is_date) and node.expression.text("unit") in _OF_DAYS:
             return exp.cast(node.copy(), "DATE")
@@ -162,6 +193,85 @@ def _mapped(node: Any, type_of: TypeOf) -> Any:
     elif name in _INT_NAMES:
         return exp.cast(node.copy(), "INT")
     return None
+
+
+def _takes_format(node: Any) -> bool:
+    """Give ``node`` DuckDB's words for its format of times; False if DuckDB has none for a part of it."""
+    given = node.args.get("format")
+    if not isinstance(given, exp.Literal) or not given.is_string:
+        return True
+    # sqlglot has translated the letters that it knows, and knows no quotes.
+    plain, quoted = given.name.split("'")[::2], given.name.split("'")[1::2]
+    plain = [one.replace("SSS", "%g") for one in plain]
+    unknown = any(re.search("[A-Za-z]", re.sub("%-?[A-Yabdefgmpy](strict)?", "", one)) for one in plain)
+    if unknown or len(plain) == len(quoted) or "%" in "".join(quoted) or "" in quoted:
+        return False
+    texts = [one for pair in zip(plain, [*quoted, ""], strict=True) for one in pair]
+    node.set("format", exp.Literal.string("".join(texts)))
+    return True
+
+
+def _cast(node: Any, given: pa.DataType | None) -> Any:
+    """A cast with Spark's value."""
+    to, value = node.to.this, exp.paren(node.this)
+    if to is exp.DType.TIMESTAMP:  # of ``to_timestamp``
+        return exp.cast(node.this.copy(), "TIMESTAMPTZ")
+    elif given is None:
+        return None
+    elif to in exp.DataType.TEXT_TYPES:
+        return _text(node.this, given)
+    elif to in _WHOLE and (pa.types.is_floating(given) or pa.types.is_decimal(given)):
+        return _cast_of(
+            node, exp.Anonymous(this="trunc", expressions=[value])
+        )  # Spark cuts what DuckDB rounds
+    elif to in _WHOLE and pa.types.is_string(given):
+        whole = [value, exp.Literal.string(_WHOLE_NUMBER), exp.Literal.number(1)]
+        return _cast_of(node, exp.Anonymous(this="regexp_extract", expressions=whole))
+    elif pa.types.is_timestamp(given) and to in exp.DataType.NUMERIC_TYPES:
+        seconds = exp.Anonymous(this="epoch", expressions=[value])
+        if to in _WHOLE:
+            return _cast_of(node, exp.Anonymous(this="floor", expressions=[seconds]))
+        return _cast_of(node, seconds) if to is exp.DType.DOUBLE else _REFUSED
+    elif to is exp.DType.TIMESTAMPTZ and _is(given, *_NUMBERS):
+        micros = exp.Mul(this=exp.cast(value, "BIGINT"), expression=exp.Literal.number(1_000_000))
+        known = pa.types.is_integer(given)
+        return exp.Anonymous(this="make_timestamptz", expressions=[micros]) if known else _REFUSED
+    return None
+
+
+def _cast_of(node: Any, value: Any) -> Any:
+    made = node.copy()
+    made.set("this", value)
+    return made
+
+
+def _text(node: Any, given: pa.DataType) -> Any:
+    """A value as Spark's text of it; None if DuckDB's is the same."""
+    value = exp.paren(node)
+    if pa.types.is_timestamp(given):
+        return exp.cast(exp.cast(value, "TIMESTAMP"), "TEXT")
+    elif pa.types.is_floating(given):
+        size = exp.func("ABS", value)
+        same = exp.or_(
+            value.copy().eq(0), exp.and_(size >= exp.Literal.number("0.001"), size.copy() < 10_000_000)
+        )
+        failed = exp.Anonymous(this="error", expressions=[exp.Literal.string(_NO_TEXT)])
+        made = exp.Case().when(value.copy().is_(exp.Null()), exp.Null())
+        return made.when(same, exp.cast(value.copy(), "TEXT")).else_(failed)
+    return _REFUSED if pa.types.is_nested(given) or pa.types.is_interval(given) else None
+
+
+def _joined(node: Any, given: Callable[[Any], pa.DataType | None]) -> Any:
+    """Texts in a row, with Spark's text of each value."""
+    made = node.copy()
+    for one in list(made.expressions or (made.this, made.expression)):
+        kind = given(one)
+        text = None if kind is None or pa.types.is_nested(kind) else _text(one, kind)
+        if text is _REFUSED:
+            return _REFUSED
+        elif text is not None:
+            one.replace(text)
+    return made
 
 
 def _is(kind: pa.DataType | None, *tests: Callable[[pa.DataType], bool]) -> bool:
@@ -182,6 +292,14 @@ def _rounded(node: Any, given: pa.DataType | None) -> Any:
         )
     elif whole:
         return exp.cast(node.copy(), "BIGINT")
+    elif _is(given, pa.types.is_floating) and places is not None and places.is_int and places.name != "0":
+        # Spark rounds the digits that a number is shown with: 1.005 to 1.01.
+        value = exp.paren(node.this)
+        shown = exp.TryCast(this=exp.cast(value, "TEXT"), to=exp.DataType.build("DECIMAL(38, 18)"))
+        rounded = exp.cast(
+            exp.func("ROUND", shown, places.copy()), "REAL" if given == pa.float32() else "DOUBLE"
+        )
+        return exp.Case().when(exp.func("ABS", value.copy()) < _ROUNDED_MAX, rounded).else_(value.copy())
     return None
 
 
@@ -255,6 +373,8 @@ def _differs(node: Any) -> bool:
         return bool(node.args.get("position") or node.args.get("occurrence"))
     if isinstance(node, exp.Rand):
         return node.this is not None
+    if isinstance(node, exp.RegexpReplace):  # groups are $1 in Spark, \\1 in DuckDB
+        return not node.args["replacement"].is_string or any(one in node.text("replacement") for one in "$\\")
     if isinstance(node, exp.Levenshtein):
         return bool(node.args.get("ins_cost"))
     if isinstance(node, exp.ArrayFilter | exp.Transform):

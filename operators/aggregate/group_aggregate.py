@@ -129,8 +129,10 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
         if not self.aggregates and not spec.changelog and self.ttl is None:
-            return OutputSpec(pa.schema(fields), changes=Changelog.insert_only(spec.key))
-        return OutputSpec(pa.schema(fields), changes=keyed_changes(spec.key, self.emit_update_before))
+            changes = Changelog.insert_only(spec.key)
+            valid = spec.changes.never_null.intersection(spec.key)
+            return OutputSpec(pa.schema(fields), changes=changes.without_nulls_in(valid))
+        return OutputSpec(pa.schema(fields), changes=keyed_changes(spec, self.emit_update_before))
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

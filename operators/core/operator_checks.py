@@ -127,9 +127,10 @@ def check_one_change(
     )
 
 
-def keyed_changes(key: Sequence[str], emit_update_before: bool) -> Changelog:
-    """The changelog of a table with one row per key."""
-    return Changelog.retract(tuple(key)) if emit_update_before else Changelog.upsert(*key)
+def keyed_changes(spec: InputSpec, emit_update_before: bool) -> Changelog:
+    """The changelog of a table with one row per key of the input."""
+    changes = Changelog.retract(spec.key) if emit_update_before else Changelog.upsert(*spec.key)
+    return changes.without_nulls_in(spec.changes.never_null.intersection(spec.key))
 
 
 def _of(spec: InputSpec) -> str:

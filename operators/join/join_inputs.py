@@ -8,13 +8,13 @@ Must not know of state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, ChangelogMode, RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.operator import BundleContext, BundleOperator, InputSpec, OutputSpec
@@ -164,30 +164,47 @@ def kept_keys(
     return kept
 
 
-def joined_keys(kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema) -> list[tuple[str, ...]]:
-    """What identifies a row of the join, from the unique keys of its inputs; ``output`` has left, then right columns.
+def joined_changes(
+    mode: ChangelogMode,
+    kind: JoinKind,
+    inputs: Sequence[InputSpec],
+    output: pa.Schema,
+    more: Sequence[str] = (),
+) -> Changelog:
+    """The changes of the rows of a join, from those of its inputs; ``output`` has left, then right columns. ``more``:
+    columns that are part of each unique key, and never null.
 
     A left row has at most one partner where the key identifies a right row, and the other way round. Only the
-    other side identifies padded rows, so keys of a padded side identify nothing.
+    other side identifies padded rows, so keys of a padded side identify nothing. If both sides are padded, a key of
+    both needs a column that is null only where it is padded: otherwise a left and a right row could have the same.
     """
-    left, right = inputs
-    names = output.names
-    ours = [tuple(names[left.schema.get_field_index(n)] for n in key) for key in _known_keys(left)]
+    (left, ours, our_valid), (right, theirs, their_valid) = _known_keys(inputs, output)
+    valid = {*(our_valid if kind not in ("right", "full") else ()), *more}
     if kind in ("semi", "anti", "mark"):
-        return ours
-    at = len(left.schema)
-    theirs = [tuple(names[at + right.schema.get_field_index(n)] for n in key) for key in _known_keys(right)]
+        return Changelog(mode, tuple((*key, *more) for key in ours)).without_nulls_in(valid)
+    valid |= their_valid if kind in ("inner", "right") else set()
     keys = []
     if kind in ("inner", "left") and right.changes.identifies(right.key):
         keys += ours
     if kind in ("inner", "right") and left.changes.identifies(left.key):
         keys += theirs
-    return [*keys, *((*one, *other) for one in ours for other in theirs)]
+    both = ((*one, *other) for one in ours for other in theirs)
+    keys += [key for key in both if kind != "full" or not (our_valid | their_valid).isdisjoint(key)]
+    return Changelog(mode, tuple((*key, *more) for key in keys)).without_nulls_in(valid)
 
 
-def _known_keys(spec: InputSpec) -> list[tuple[str, ...]]:
-    """The unique keys of an input, in which nulls are values like others."""
-    return [key for key in spec.changes.unique_keys if set(key) <= set(spec.schema.names)]
+def _known_keys(
+    inputs: Sequence[InputSpec], output: pa.Schema
+) -> Iterator[tuple[InputSpec, list[tuple[str, ...]], set[str]]]:
+    """For each input its unique keys, in which nulls are values like others, and its columns without nulls, both by
+    their names in ``output``."""
+    begin = 0
+    for spec in inputs:
+        shown = dict(zip(spec.schema.names, output.names[begin:], strict=False))
+        keys = [key for key in spec.changes.unique_keys if set(key) <= shown.keys()]
+        valid = {shown[name] for name in spec.changes.never_null if name in shown}
+        yield spec, [tuple(shown[name] for name in key) for key in keys], valid
+        begin += len(spec.schema)
 
 
 def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:

@@ -32,7 +32,7 @@ from ..core.consolidation import Identified, net_by_content, net_by_unique_key, 
 from ..core.operator_checks import check_distinct_names, check_one_change
 from .alone_rows import AloneRows, AloneSide
 from .delta_rows import DeltaRows, changes_of, insertions
-from .join_inputs import JoinCondition, TwoInputJoin, joined_keys, matching
+from .join_inputs import JoinCondition, TwoInputJoin, joined_changes, matching
 from .matches import (
     JoinRows,
     Matches,
@@ -146,7 +146,7 @@ class Join(TwoInputJoin):
         # New rows make pairs, and let a left row be shown; where one is padded or left out they retract it.
         only_adds = self.kind in ("inner", "semi") and not any(spec.changelog for spec in inputs)
         mode = ChangelogMode.INSERT_ONLY if only_adds else ChangelogMode.RETRACT
-        return Changelog(mode, tuple(joined_keys(self.kind, inputs, shown)))
+        return joined_changes(mode, self.kind, inputs, shown)
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
         """By the unique keys, which include the join key: a row with another join key is another row."""

@@ -124,8 +124,9 @@ class TemporalJoin(TwoInputJoin):
             )
         shown = self._output_schema(inputs)
         kept = dict(zip(left.schema.names, shown.names[: len(left.schema)], strict=True))
-        keys = (tuple(kept[name] for name in key) for key in left.changes.unique_keys)
-        return with_late_output(shown, self.late_output, left, left.changes.with_keys(keys))
+        keys = [tuple(kept[name] for name in key) for key in left.changes.unique_keys]
+        changes = left.changes.with_keys(keys, {kept[name] for name in left.changes.never_null})
+        return with_late_output(shown, self.late_output, left, changes)
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
         """Upserts of versions, by their key."""

@@ -86,9 +86,10 @@ class Deduplicate(KeepsKey, BundleOperator):
 
     def _changes(self, spec: InputSpec) -> Changelog:
         if not self._keeps_marks(spec):
-            return keyed_changes(spec.key, self.emit_update_before)
+            return keyed_changes(spec, self.emit_update_before)
         # An expired key starts again, and its row is not retracted.
-        return Changelog.insert_only(spec.key) if self.ttl is None else Changelog.insert_only()
+        changes = Changelog.insert_only(spec.key) if self.ttl is None else Changelog.insert_only()
+        return changes.without_nulls_in(spec.changes.never_null)
 
     def _keeps_marks(self, spec: InputSpec) -> bool:
         """Whether a mark per key is sufficient: its row never changes, or all rows of a key are equal and newer ones do

@@ -97,7 +97,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
             )
         for name in self.upsert_key or ():
             spec.column(name)
-        return OutputSpec(spec.schema, changes=keyed_changes(spec.key, self.emit_update_before))
+        return OutputSpec(spec.schema, changes=keyed_changes(spec, self.emit_update_before))
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
         """By the upsert key."""

@@ -91,7 +91,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         if condition is not None:
             condition.check()
         check_whole_updates(inputs[0], self.owner)
-        changes = keyed_changes(inputs[0].key, self.emit_update_before)
+        changes = keyed_changes(inputs[0], self.emit_update_before)
         return OutputSpec(inputs[0].schema, changes=changes)
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:

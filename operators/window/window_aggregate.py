@@ -24,7 +24,7 @@ from ..core.operator_checks import KeepsKey, TimeDomain, check_insert_only, chec
 from .session_rows import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
-from .window_plan import WindowPlan, declare_form, window_keys
+from .window_plan import WINDOW_COLUMNS, WindowPlan, declare_form, window_keys
 from .windows import SessionWindow, Window, check_window
 
 
@@ -117,7 +117,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         return with_late_output(plan.schema, self.late_output, inputs[0], self._changes(keys, inputs[0]))
 
     def _changes(self, keys: Sequence[tuple[str, ...]], spec: InputSpec) -> Changelog:
-        return Changelog.insert_only(*keys)
+        return Changelog.insert_only(*keys).without_nulls_in(self._valid(spec))
+
+    def _valid(self, spec: InputSpec) -> set[str]:
+        """The columns of the key and the window that are known to have no nulls."""
+        return {*WINDOW_COLUMNS, *spec.changes.never_null.intersection(spec.key)}
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         late_rows = self.late_output is not None

@@ -9,12 +9,13 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import Changelog
+from asyncstate.changelog import ChangelogMode
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
@@ -34,7 +35,7 @@ from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
 from ..core.late_rows import LateRows, check_late_pair
 from ..core.operator_checks import check_event_time
 from ..core.stored_columns import StoredColumns
-from ..join.join_inputs import JoinCondition, TwoInputJoin, joined_keys, matchable_keys
+from ..join.join_inputs import JoinCondition, TwoInputJoin, joined_changes, matchable_keys
 from ..join.rules import JoinKind, rules
 from ..join.sides import Added, ListSide, Own
 from .pairs import Due, Runs, final_rows, groups_of
@@ -42,6 +43,7 @@ from .slices import windows_of
 from .window_plan import WINDOW_COLUMNS, check_window_names, window_columns, window_fields
 from .window_time import BundleTime
 from .windows import (
+    END,
     START,
     GivenWindows,
     SlicedWindow,
@@ -126,8 +128,9 @@ class WindowJoin(TwoInputJoin):
         """Left columns, then right columns; only the left ones for semi and anti; then those of the window."""
         schema = self._main_schema(inputs)
         end = [] if self.window is None else [WINDOW_COLUMNS[1]]
-        keys = [(*key, *end) for key in joined_keys(self.kind, inputs, schema)]
-        output = OutputSpec(schema, changes=Changelog.insert_only(*keys))
+        known = [*map(_in_own_windows, inputs)] if self.window is None else inputs
+        changes = joined_changes(ChangelogMode.INSERT_ONLY, self.kind, known, schema, end)
+        output = OutputSpec(schema, changes=changes)
         for name, spec in zip(self.late_names, inputs, strict=True):
             output = output.with_late_rows(name, spec)
         return output
@@ -296,6 +299,15 @@ class WindowJoin(TwoInputJoin):
                 end[rows >= 0] = side.ends[rows[rows >= 0]]
             columns += window_columns(self.window.window_start(end), end, self._left)
         ctx.emit(columns)
+
+
+def _in_own_windows(spec: InputSpec) -> InputSpec:
+    """An input whose rows carry their windows, none of them null, with what identifies a row in the output: a row of a
+    changelog whose retraction is late is joined again, in another window."""
+    changes, more = spec.changes, (END,) if spec.changelog else ()
+    keys = [(*key, *(name for name in more if name not in key)) for key in (spec.key, *changes.unique_keys)]
+    changes = changes.with_keys(keys[1:], {*changes.never_null, START, END})
+    return replace(spec, key=keys[0], changes=changes)
 
 
 class _Arrival(NamedTuple):

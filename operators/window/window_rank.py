@@ -43,7 +43,7 @@ from ..rank.append_only import BestRows
 from ..rank.rank_plan import RankPlan, RankRows, RankSettings, partial_top_n
 from ..rank.row_numbers import RankFunction, RankTable
 from .pairs import by_time, subdivided
-from .window_plan import window_columns, window_fields, window_keys
+from .window_plan import WINDOW_COLUMNS, window_columns, window_fields, window_keys
 from .window_time import BundleTime
 from .windows import (
     END,
@@ -140,7 +140,8 @@ class WindowRank(KeepsKey, BundleOperator):
                 keys.append(key)
             elif self.rank_column is not None:
                 keys.append((*key, self.rank_column))
-        return Changelog.insert_only(*keys)
+        ends = (START, END) if self.window is None else WINDOW_COLUMNS
+        return Changelog.insert_only(*keys).without_nulls_in({*spec.changes.never_null, *ends})
 
     def _ranking(self, spec: InputSpec) -> RankPlan:
         return self._plan_of(self.settings, spec)

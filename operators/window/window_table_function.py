@@ -118,7 +118,8 @@ class WindowTableFunction(Named, BundleOperator):
         """The input's changes; in windows that share rows the window is part of the unique key."""
         assert isinstance(self.window, SlicedWindow)
         more = () if self.window.kind == "tumble" else (WINDOW_COLUMNS[1],)
-        return spec.changes.with_keys((*key, *more) for key in spec.changes.unique_keys)
+        keys = [(*key, *more) for key in spec.changes.unique_keys]
+        return spec.changes.with_keys(keys, {*spec.changes.never_null, *WINDOW_COLUMNS})
 
     def open(self, context: OperatorContext) -> None:
         """Nothing to declare."""
@@ -141,7 +142,10 @@ class _SessionTableFunction(WindowTableFunction):
     stateless = False
 
     def _changes(self, spec: InputSpec) -> Changelog:
-        return Changelog.insert_only(*spec.changes.unique_keys)
+        # A row whose retraction is late is emitted again, in another session.
+        more = (WINDOW_COLUMNS[1],) if spec.changelog else ()
+        changes = Changelog.insert_only(*((*key, *more) for key in spec.changes.unique_keys))
+        return changes.without_nulls_in({*spec.changes.never_null, *WINDOW_COLUMNS})
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
         """See ``Operator``: a session is removed when it is over."""

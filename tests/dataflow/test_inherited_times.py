@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -56,6 +57,9 @@ LOST: dict[str, Callable[[Stream], Stream]] = {
     "computed": lambda rows: rows.select("k", "at + INTERVAL 1 HOUR AS at", "n"),
     "a function": lambda rows: rows.with_columns(
         at=lambda batch: pc.add(batch.column("at"), pa.scalar(1, "duration[us]"))
+    ),
+    "a function with arguments": lambda rows: rows.with_columns(
+        at=partial(lambda name, batch: batch.column(name), "other")
     ),
     "dropped": lambda rows: rows.drop("at"),
     "not selected": lambda rows: rows.select("k", "other", "n"),

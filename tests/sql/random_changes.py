@@ -31,7 +31,9 @@ class Program:
         self.spark, self.stored = spark, dict[str, Compiled]()
         self.committed: list[str] | None = None
 
-    def flow(self, statements: Mapping[str, str], changed: str | None = None) -> Callable[..., None]:
+    def flow(
+        self, statements: Mapping[str, str], changed: str | None = None, state_ttl: str | None = None
+    ) -> Callable[..., None]:
         """The pipeline of these statements; the rows of each go to a sink of its name."""
 
         def pipeline(**streams: Any) -> None:
@@ -39,7 +41,7 @@ class Program:
             for name, stream in streams.items():
                 context.add(name, table_of(stream))
             for name, text in statements.items():
-                context.run(text, name, changed=changed).to(print, name=name)
+                context.run(text, name, state_ttl, changed).to(print, name=name)
             self.stored = dict(context.compiled)
             self.uids = [uid for one in context.compiled.values() for uid, _ in one.operators.values()]
 

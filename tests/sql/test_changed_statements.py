@@ -85,6 +85,47 @@ def test_operators_that_differ_are_named_and_start_anew_if_that_is_asked_for(
         assert program.uids == ["a.group-1", "a.group-2-v3", "a.inner-join-1-v3"]
 
 
+LARGEST = "SELECT t.k, t.v FROM t JOIN (SELECT k, max(v) AS m FROM t GROUP BY k) g ON t.k = g.k AND t.v = g.m"
+
+
+def test_a_ttl_that_is_added_makes_another_plan_of_what_needs_all_rows(
+    program: Program, async_enabled: bool
+) -> None:
+    def restarted(harness: PipelineHarness, *arguments: str | None) -> list[str]:
+        harness.restart(program.flow({"a": LARGEST}, *arguments))
+        return program.uids
+
+    with PipelineHarness(program.flow({"a": LARGEST}), SOURCES, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 5), (1, 7)])
+        assert net(harness.end_batch()["a"]) == {(1, 7): 1}
+        program.ran()
+        assert program.uids == ["a.rank-1"]
+        with pytest.raises(SqlError, match="a.rank-1: it is gone"):
+            restarted(harness, None, "1 hour")
+        anew = restarted(harness, "start-anew", "1 hour")
+        assert anew == ["a.group-1-v2", "a.inner-join-1-v2"]
+        harness.push("t", [(1, 6)])
+        assert net(harness.end_batch()["a"]) == {(1, 6): 1}
+        program.ran()
+        assert restarted(harness, None, "1 day") == anew
+
+
+def test_a_ttl_that_is_added_before_there_is_state_makes_another_plan_where_that_matters(
+    program: Program,
+) -> None:
+    texts = {"largest": LARGEST, "joined": JOINED}
+    PipelineHarness(program.flow(texts), SOURCES).close()
+    before = dict(program.stored)
+    PipelineHarness(program.flow(texts, None, "1 hour"), SOURCES).close()
+    assert program.uids[:2] == ["largest.group-1", "largest.inner-join-1"]
+    assert program.stored["joined"].to_json() == before["joined"].to_json()
+    after = dict(program.stored)
+    PipelineHarness(program.flow(texts), SOURCES).close()  # without it that plan is right as well
+    assert {name: one.to_json() for name, one in program.stored.items()} == {
+        name: one.to_json() for name, one in after.items()
+    }
+
+
 LISTED = "SELECT k, listagg(v, ',') WITHIN GROUP (ORDER BY v) AS x, percentile(v, 0.5) AS p FROM t GROUP BY k"
 
 

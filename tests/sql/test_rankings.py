@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
+from asyncstate.errors import SqlError
 from asyncstate.sql import sql_pipeline
 from asyncstate.testing import PipelineHarness
 from tests.sql import nexmark
@@ -119,6 +120,14 @@ def test_state_that_expires_keeps_the_join(spark: SparkSession) -> None:
     flow = sql_pipeline(RANKINGS["equal"], spark=spark, state_ttl="1 hour")
     with PipelineHarness(flow, tables.sources(["t"])) as harness:
         assert "Join" in harness.explain()
+
+
+def test_a_plan_of_all_rows_is_not_run_with_state_that_expires(spark: SparkSession) -> None:
+    sources = changing_tables(seed=3).sources(["t"])
+    flow = sql_pipeline(RANKINGS["equal"], spark=spark)
+    PipelineHarness(flow, sources).close()
+    with pytest.raises(SqlError, match="may have a ranking in place of a join.*; compile it with state_ttl="):
+        PipelineHarness(sql_pipeline(plans=flow.plans, state_ttl="1 hour"), sources)  # type: ignore[attr-defined]
 
 
 def test_the_auctions_with_the_most_bids_are_a_ranking_of_windows(spark: SparkSession) -> None:

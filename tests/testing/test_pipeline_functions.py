@@ -36,8 +36,16 @@ def test_functions_inside_of_explode_are_those_of_spark() -> None:
         assert harness.end_batch()["out"] == [("+I", 1, 5_000_000)]
 
 
+NOON = dt.datetime(2026, 1, 1, 12, 0, 0, 123_400, tzinfo=dt.UTC)
 TYPED = pa.RecordBatch.from_pydict(
-    {"i": [7], "m": [decimal.Decimal("-2.55")], "d": [dt.date(2024, 1, 31)], "s": ["abc"], "f": [-2.5]},
+    {
+        "i": [7],
+        "m": [decimal.Decimal("-2.55")],
+        "d": [dt.date(2024, 1, 31)],
+        "s": ["abc"],
+        "f": [-2.5],
+        "at": [NOON],
+    },
     pa.schema(
         [
             ("i", pa.int32()),
@@ -45,6 +53,7 @@ TYPED = pa.RecordBatch.from_pydict(
             ("d", pa.date32()),
             ("s", pa.string()),
             ("f", pa.float64()),
+            ("at", pa.timestamp("us", "UTC")),
         ]
     ),
 )
@@ -91,6 +100,67 @@ def test_values_and_types_are_those_of_spark(text: str, kind: pa.DataType, value
     assert found.to_pylist() == [value]
 
 
+OFTEN_USED: dict[str, object] = {
+    "CAST(at AS STRING)": "2026-01-01 12:00:00.1234",
+    "at || ' ' || f": "2026-01-01 12:00:00.1234 -2.5",
+    "concat_ws(',', s, NULL, at)": "abc,2026-01-01 12:00:00.1234",
+    "concat(s, i)": "abc7",
+    "CAST(f * 1000 AS STRING)": "-2500.0",
+    "CAST(at AS BIGINT)": 1767268800,
+    "CAST(i AS TIMESTAMP)": utc(7),
+    "CAST('2.5' AS INT)": 2,
+    "CAST(' +7 ' AS BIGINT)": 7,
+    "CAST('1e3' AS INT)": None,
+    "CAST('0x1F' AS INT)": None,
+    "substring(s, 0, 2)": "ab",
+    "substr(s, i - 7, 1)": "a",
+    "substring(s, -2, 1)": "b",
+    "left(s, -1)": "",
+    "right(s, i - 8)": "",
+    "round(CAST('1.005' AS DOUBLE), 2)": 1.01,
+    "round(f * 0.942, 3)": -2.355,
+    "round(CAST('-2.675' AS DOUBLE), 2)": -2.68,
+    "round(f * 1e20, 2)": -2.5e20,
+    "round(f * -4.1e15, 1)": 1.025e16,
+    "round(f * 440000000000000.2, 2)": -1.1000000000000005e15,
+    "round(CAST('NaN' AS DOUBLE), 2) > 1": True,
+    "ln(i - 7)": None,
+    "log10(f)": None,
+    "log2(8)": 3.0,
+    "timestampdiff(HOUR, at, at + INTERVAL 119 MINUTES)": 1,
+    "datediff(MINUTE, at, at + INTERVAL 61 SECONDS)": 1,
+    "datediff(d, DATE '2024-01-01')": 30,
+    "date_format(at, 'yyyy-MM-dd HH:mm:ss.SSS')": "2026-01-01 12:00:00.123",
+    "date_format(at, \"yyyy-MM-dd'T'HH:mm\")": "2026-01-01T12:00",
+    "to_timestamp('1970-01-01 00:00:07.000', 'yyyy-MM-dd HH:mm:ss.SSS')": utc(7),
+    "regexp_replace(s, '[a-b]', 'x')": "xxc",
+    "at - TIMESTAMP '2026-01-01 00:00:00' > INTERVAL 12 HOURS": True,
+}
+"""Spark's values, in its own casts without ANSI errors."""
+
+
+@pytest.mark.parametrize("text", OFTEN_USED)
+def test_values_of_what_is_often_used_are_those_of_spark(text: str) -> None:
+    assert _selected(text).to_pylist() == [OFTEN_USED[text]]
+
+
+@pytest.mark.spark
+@pytest.mark.since_spark("4.0", "DataFrames of Arrow tables")
+def test_what_is_often_used_has_these_values_in_spark(spark: SparkSession) -> None:
+    settings = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "false"}
+    before = {name: str(spark.conf.get(name)) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        rows = spark.createDataFrame(pa.Table.from_batches([TYPED]))
+        found = rows.selectExpr(*(f"{text} AS v{n}" for n, text in enumerate(OFTEN_USED))).toArrow()
+        values = [column[0].as_py() for column in found.columns]
+        assert dict(zip(OFTEN_USED, values, strict=True)) == OFTEN_USED
+    finally:
+        for name, old in before.items():
+            spark.conf.set(name, old)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -100,11 +170,25 @@ def test_values_and_types_are_those_of_spark(text: str, kind: pa.DataType, value
         "months_between(d, d)",
         "version()",
         "date_part('second', d)",
+        "CAST(array(i) AS STRING)",
+        "CAST(f AS TIMESTAMP)",
+        "d - DATE '2024-01-01'",
+        "at - TIMESTAMP '2024-01-01 00:00:00'",
+        "timestampdiff(MONTH, at, at)",
+        "date_format(at, 'Q')",
+        "date_format(at, \"yyyy''MM\")",
+        "regexp_replace(s, '(b)', '[$1]')",
+        "regexp_replace(s, 'b', s)",
     ],
 )
 def test_what_duckdb_computes_otherwise_is_refused(text: str) -> None:
     with pytest.raises(SchemaError, match="gives other values to"):
         _selected(text)
+
+
+def test_a_number_of_which_duckdb_has_another_text_is_refused() -> None:
+    with pytest.raises(SchemaError, match="another text of a number"):
+        _selected("CAST(f * 1e10 AS STRING)")
 
 
 @pytest.mark.spark

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import Changelog, RowKind
+from asyncstate.changelog import ChangelogMode, RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
@@ -40,7 +40,7 @@ from ...core.operator_checks import (
     check_insert_only,
     check_time_domain,
 )
-from ..join_inputs import JoinCondition, TwoInputJoin, joined_keys, matchable_keys
+from ..join_inputs import JoinCondition, TwoInputJoin, joined_changes, matchable_keys
 from ..matches import oriented
 from ..rules import JoinKind, rules
 from .interval import BOUND_MAX_US, Interval
@@ -113,7 +113,7 @@ class IntervalJoin(TwoInputJoin):
             check_insert_only(spec, self.owner, "Join")
             check_has_time(spec, self.time, self.owner)
         shown = self._output_schema(inputs)
-        return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
+        return OutputSpec(shown, changes=joined_changes(ChangelogMode.INSERT_ONLY, self.kind, inputs, shown))
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
         """See ``Operator``: rows are removed when no partner can come any more."""
