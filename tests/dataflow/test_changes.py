@@ -273,18 +273,6 @@ def test_sources_declare_what_their_rows_are(settings: dict[str, Any], told: str
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "condition",
-    ["at > current_timestamp() - INTERVAL 1 DAY", "v > 1 AND rand() < 0.5", "at > TIMESTAMP 'now'"],
-)
-def test_a_condition_that_may_answer_otherwise_for_a_retraction_is_refused(condition: str) -> None:
-    assert "condition may give another answer for a retraction than for its row" in refused(
-        lambda rows: rows.where(condition), CHANGES
-    )
-    assert changes_of(lambda rows: rows.where(condition)) == "insert-only"
-    assert changes_of(lambda rows: rows.where("k = 'now()'"), CHANGES) == "retract, unique (k)"
-
-
 def test_explain_shows_what_each_node_gives() -> None:
     def flow(rows: Any) -> None:
         total(rows, emit_update_before=False).to(print, name="sink")
