@@ -92,6 +92,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _scratch in config.stash:
         shutil.rmtree(config.stash[_scratch][0], ignore_errors=True)
     gc.unfreeze()  # else native classes are still there at the end, and are reported as leaks
+    gc.callbacks.clear()  # that of hypothesis refers to its module, and so to all tests and what they import
 
 
 _scratch = pytest.StashKey[tuple[str, str | None]]()

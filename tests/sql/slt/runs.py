@@ -229,8 +229,15 @@ class _Job:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of the view."""
-        return [self.values[key] for key in self.content.elements()]
+        """The rows of the view; times are no numbers."""
+        rows = [self.values[key] for key in self.content.elements()]
+        if not rows:
+            return []
+        columns = [
+            pa.array(column, field.type).to_pylist() if pa.types.is_timestamp(field.type) else column
+            for column, field in zip(zip(*rows, strict=True), self.schema, strict=True)
+        ]
+        return list(zip(*columns, strict=True))
 
     @property
     def schema(self) -> pa.Schema:
