@@ -7,7 +7,7 @@ STAMP := $(VENV)/.asyncstate-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java test test-all test-matrix test-slow test-services simulate fuzz plans mutations wheel demo check format docs docs-site lock clean
+.PHONY: help setup java test test-all test-matrix test-slow test-services simulate fuzz plans mutations wheel demo check check-code format docs docs-site lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -63,22 +63,21 @@ mutations: setup  ## do the tests notice small faults put into a copy of the cod
 test-slow: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
-SITE := $(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs-site
-
 wheel: setup  ## what other projects install, in dist/
 	$(BIN)/python -m hatchling build -t wheel
 
 demo: setup  ## Nexmark q4 and q18 on Spark, sync and async, checked and compared
 	$(BIN)/python -m bench nexmark --queries q4,q18 --events 1000000 --async-state.enabled both
 
-check: setup  ## format, lint, types, layers, words, docs site, doc examples
+check: check-code docs-site  ## format, lint, types, layers, words, doc examples, docs site; with -j 2 in half the time
+
+check-code: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/write_docs.py --check
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/house/test_mutations.py tests/docs/test_words.py
-	$(SITE)
 	$(BIN)/python -m pytest --doctest-modules asyncstate operators
 
 format: setup  ## rewrite the code as `make check` wants it
@@ -89,7 +88,7 @@ docs: setup  ## rewrite the pages that are generated from the code
 	$(BIN)/python .ci/write_docs.py
 
 docs-site: setup  ## the pages and the reference as HTML, in build/docs-site; a warning is an error
-	$(SITE)
+	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs-site
 
 lock:  ## pin the packages anew from pyproject.toml (needs uv)
 	@echo '# The exact packages that development and CI install. Written by `make lock` from pyproject.toml; do not edit.' > requirements.lock.new
