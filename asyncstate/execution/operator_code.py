@@ -11,8 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
-from typing import Any, Final, Self
+from types import CoroutineType, TracebackType
+from typing import Any, Self
 
 from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
@@ -27,11 +27,10 @@ from asyncstate.futures import (
     current_scope,
     set_failure_scope,
 )
+from asyncstate.futures.settling import GENERATORS
 from asyncstate.metrics import Count, Elapsed, MaxGauge
 from asyncstate.state_backend import Page, StateBackend, WriteBackCache
 from asyncstate.storage import MemTable, MemTableStatistics
-
-_GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +224,7 @@ class OperatorCode(StateBackend):
             raise FutureStateError(
                 f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine"
             )
-        if type(result) in _GENERATORS:
+        if type(result) in GENERATORS:
             raise self._is_generator(None, result)
         if self._unhandled:
             self.failures.raise_all()
@@ -422,7 +421,7 @@ class OperatorCode(StateBackend):
         self._suspend(record, coroutine, awaited)
 
     def _is_no_answer(self, record: Record, result: Any) -> FutureStateError:
-        if type(result) in _GENERATORS:
+        if type(result) in GENERATORS:
             return self._is_generator(record, result)
         return self.failures.misused(
             record,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import CoroutineType
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.codec import TypeLike, read_type
 from asyncstate.codec.times import python_values
+from asyncstate.errors import OperatorError
 from asyncstate.functions.process import Function
 
 # -- values in a loop -----------------------------------------------------------------------------------
@@ -106,6 +108,16 @@ def has_method(function: object, name: str) -> bool:
     """Whether a function's class defines ``name`` itself instead of inheriting it from one of the bases here."""
     method = getattr(type(function), name, None)
     return method is not None and method.__module__ != __name__
+
+
+def require_changed_in_place(method: str, accumulator: Any, result: Any) -> None:
+    """Raise OperatorError for the ``result`` of a ``method`` that should change the accumulator in place."""
+    if result is not None and result is not accumulator:
+        if type(result) is CoroutineType:
+            result.close()  # else Python also warns that it was never awaited
+        raise OperatorError(
+            f"{method} returned {result!r}, which would be ignored; change the accumulator in place and return nothing"
+        )
 
 
 class MutableRow(list[Any]):

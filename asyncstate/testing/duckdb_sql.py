@@ -221,9 +221,8 @@ def _cast(node: Any, given: pa.DataType | None) -> Any:
     elif to in exp.DataType.TEXT_TYPES:
         return _text(node.this, given)
     elif to in _WHOLE and (pa.types.is_floating(given) or pa.types.is_decimal(given)):
-        return _cast_of(
-            node, exp.Anonymous(this="trunc", expressions=[value])
-        )  # Spark cuts what DuckDB rounds
+        # Spark cuts what DuckDB rounds.
+        return _cast_of(node, exp.Anonymous(this="trunc", expressions=[value]))
     elif to in _WHOLE and pa.types.is_string(given):
         whole = [value, exp.Literal.string(_WHOLE_NUMBER), exp.Literal.number(1)]
         return _cast_of(node, exp.Anonymous(this="regexp_extract", expressions=whole))

@@ -27,7 +27,7 @@ from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
 from ..core.consolidation import net_by_content
-from ..core.operator_checks import KeepsKey, check_choice, check_distinct_names, keyed_changes
+from ..core.operator_checks import KeepsKey, check_choice, check_distinct_names, keyed_changes, never_null_key
 from ..core.row_kinds import arrival_order, distinct, net_changes, take_changes
 from ..core.segments import Groups, content_of
 from .aggregate_calls import Aggregate
@@ -129,9 +129,8 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
         if not self.aggregates and not spec.changelog and self.ttl is None:
-            changes = Changelog.insert_only(spec.key)
-            valid = spec.changes.never_null.intersection(spec.key)
-            return OutputSpec(pa.schema(fields), changes=changes.without_nulls_in(valid))
+            changes = Changelog.insert_only(spec.key).without_nulls_in(never_null_key(spec))
+            return OutputSpec(pa.schema(fields), changes=changes)
         return OutputSpec(pa.schema(fields), changes=keyed_changes(spec, self.emit_update_before))
 
     def open(self, context: OperatorContext) -> None:

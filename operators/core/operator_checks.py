@@ -130,7 +130,12 @@ def check_one_change(
 def keyed_changes(spec: InputSpec, emit_update_before: bool) -> Changelog:
     """The changelog of a table with one row per key of the input."""
     changes = Changelog.retract(spec.key) if emit_update_before else Changelog.upsert(*spec.key)
-    return changes.without_nulls_in(spec.changes.never_null.intersection(spec.key))
+    return changes.without_nulls_in(never_null_key(spec))
+
+
+def never_null_key(spec: InputSpec) -> frozenset[str]:
+    """The columns of the key that are known to have no nulls."""
+    return spec.changes.never_null.intersection(spec.key)
 
 
 def _of(spec: InputSpec) -> str:

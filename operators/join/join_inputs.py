@@ -178,19 +178,21 @@ def joined_changes(
     other side identifies padded rows, so keys of a padded side identify nothing. If both sides are padded, a key of
     both needs a column that is null only where it is padded: otherwise a left and a right row could have the same.
     """
-    (left, ours, our_valid), (right, theirs, their_valid) = _known_keys(inputs, output)
-    valid = {*(our_valid if kind not in ("right", "full") else ()), *more}
+    (left, ours, ours_never_null), (right, theirs, theirs_never_null) = _known_keys(inputs, output)
+    never_null = {*(ours_never_null if kind not in ("right", "full") else ()), *more}
     if kind in ("semi", "anti", "mark"):
-        return Changelog(mode, tuple((*key, *more) for key in ours)).without_nulls_in(valid)
-    valid |= their_valid if kind in ("inner", "right") else set()
+        return Changelog(mode, tuple((*key, *more) for key in ours)).without_nulls_in(never_null)
+    never_null |= theirs_never_null if kind in ("inner", "right") else set()
     keys = []
     if kind in ("inner", "left") and right.changes.identifies(right.key):
         keys += ours
     if kind in ("inner", "right") and left.changes.identifies(left.key):
         keys += theirs
     both = ((*one, *other) for one in ours for other in theirs)
-    keys += [key for key in both if kind != "full" or not (our_valid | their_valid).isdisjoint(key)]
-    return Changelog(mode, tuple((*key, *more) for key in keys)).without_nulls_in(valid)
+    keys += [
+        key for key in both if kind != "full" or not (ours_never_null | theirs_never_null).isdisjoint(key)
+    ]
+    return Changelog(mode, tuple((*key, *more) for key in keys)).without_nulls_in(never_null)
 
 
 def _known_keys(
@@ -202,8 +204,8 @@ def _known_keys(
     for spec in inputs:
         shown = dict(zip(spec.schema.names, output.names[begin:], strict=False))
         keys = [key for key in spec.changes.unique_keys if set(key) <= shown.keys()]
-        valid = {shown[name] for name in spec.changes.never_null if name in shown}
-        yield spec, [tuple(shown[name] for name in key) for key in keys], valid
+        never_null = {shown[name] for name in spec.changes.never_null if name in shown}
+        yield spec, [tuple(shown[name] for name in key) for key in keys], never_null
         begin += len(spec.schema)
 
 

@@ -122,9 +122,9 @@ class GroupWindowAggregate(WindowAggregate):
         if not self.emission.updates:
             return super()._changes(keys, spec)
         if self.emission.update_before:
-            return Changelog.retract(*keys).without_nulls_in(self._valid(spec))
+            return Changelog.retract(*keys).without_nulls_in(self._never_null(spec))
         # A session that grows is another row, so the key contains its start and its end.
-        return Changelog.upsert(*spec.key, *WINDOW_COLUMNS[:2]).with_keys(keys, self._valid(spec))
+        return Changelog.upsert(*spec.key, *WINDOW_COLUMNS[:2]).with_keys(keys, self._never_null(spec))
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: for count windows, whose rows arrive in order; others detect late rows themselves."""

@@ -20,7 +20,7 @@ from asyncstate.partial_aggregation import PartialAggregation, PartialStep
 from ..aggregate.aggregate_calls import Aggregate, columns_of
 from ..aggregate.aggregate_operator import AGGREGATE, AggregateOperator
 from ..core.late_rows import LateRows, check_late_output, with_late_output
-from ..core.operator_checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain
+from ..core.operator_checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain, never_null_key
 from .session_rows import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
@@ -117,11 +117,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         return with_late_output(plan.schema, self.late_output, inputs[0], self._changes(keys, inputs[0]))
 
     def _changes(self, keys: Sequence[tuple[str, ...]], spec: InputSpec) -> Changelog:
-        return Changelog.insert_only(*keys).without_nulls_in(self._valid(spec))
+        return Changelog.insert_only(*keys).without_nulls_in(self._never_null(spec))
 
-    def _valid(self, spec: InputSpec) -> set[str]:
+    def _never_null(self, spec: InputSpec) -> set[str]:
         """The columns of the key and the window that are known to have no nulls."""
-        return {*WINDOW_COLUMNS, *spec.changes.never_null.intersection(spec.key)}
+        return {*WINDOW_COLUMNS, *never_null_key(spec)}
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         late_rows = self.late_output is not None

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from asyncstate.errors import OperatorError, StateDeclarationError
+from asyncstate.errors import StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.functions import Function, MutableRow, view_of
+from asyncstate.functions.aggregate_functions import require_changed_in_place
 from asyncstate.state.keyed.reducing_state import FoldingState
 
 IN = TypeVar("IN")
@@ -108,7 +108,9 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
     def add(self, value: Any, accumulator: Any) -> Any:
         changed = self._shaped(accumulator)
         given = value if isinstance(value, tuple) else (value,)
-        self._check("accumulate", changed, self._function.accumulate(changed, *given))
+        require_changed_in_place(
+            f"{self.__qualname__}.accumulate", changed, self._function.accumulate(changed, *given)
+        )
         return self._stored(changed)
 
     def get_result(self, accumulator: Any) -> Any:
@@ -116,18 +118,9 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
 
     def merge(self, a: Any, b: Any) -> Any:
         changed = self._shaped(a)
-        self._check("merge", changed, self._function.merge(changed, [self._shaped(b)]))  # type: ignore[func-returns-value]
+        merged = self._function.merge(changed, [self._shaped(b)])  # type: ignore[func-returns-value]
+        require_changed_in_place(f"{self.__qualname__}.merge", changed, merged)
         return self._stored(changed)
-
-    def _check(self, method: str, accumulator: Any, result: Any) -> None:
-        """Raise OperatorError for the result of a method that should change the accumulator in place."""
-        if result is not None and result is not accumulator:
-            if type(result) is CoroutineType:
-                result.close()  # else Python also warns that it was never awaited
-            raise OperatorError(
-                f"{self.__qualname__}.{method} returned {result!r}, which would be ignored; change the accumulator in "
-                "place and return nothing"
-            )
 
     def _stored(self, accumulator: Any) -> Any:
         if not self._names or isinstance(accumulator, dict):

@@ -28,7 +28,7 @@ from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError, SchemaError
-from asyncstate.functions.aggregate_functions import AggregateFunction, has_method
+from asyncstate.functions.aggregate_functions import AggregateFunction, has_method, require_changed_in_place
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
 from asyncstate.state.columnar.state_columns import ColumnState
@@ -287,11 +287,7 @@ class UserAggregator(FunctionAggregator):
 
     def returned(self, method: str, accumulator: Any, result: Any) -> None:
         """Raise OperatorError for the result of a method that should change the accumulator in place."""
-        if result is not None and result is not accumulator:
-            raise OperatorError(
-                f"{self.form.owner}: {method} returned {result!r}, which would be ignored; change the accumulator in "
-                "place and return nothing"
-            )
+        require_changed_in_place(f"{self.form.owner}: {method}", accumulator, result)
 
     def async_slide(
         self,
