@@ -222,8 +222,7 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
         child = reader.plan(plan.child(), below)
     else:
         child, grouping = windowed.rows, [one for one in grouping if id_of(one) != windowed.attribute]
-    child, replaced = reader.subqueries(child, [*grouping, *aggregates.values()])
-    given = Given(reader, child, replaced)
+    given = reader.given(child, [*grouping, *aggregates.values()])
     calls = Calls(given)
     keys, texts = _keys(given, grouping)
     texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
@@ -249,7 +248,18 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
         if windowed is None
         else ir.WindowAggregate(**common, time=windowed.time, window=windowed.window)
     )
-    return reader.projected(Read(node, {}), results, texts)
+    joined, replaced = reader.subqueries(
+        Read(node, {}), [one for result in results for one in _subqueries_of_results(result)]
+    )
+    return reader.projected(joined, results, texts | replaced)
+
+
+def _subqueries_of_results(e: Any) -> list[Any]:
+    """The scalar subqueries outside of aggregates."""
+    if kind_of(e) == "AggregateExpression":
+        return []
+    own = [e] if kind_of(e) == "ScalarSubquery" else []
+    return own + [found for one in children(e) for found in _subqueries_of_results(one)]
 
 
 def _keys(given: Given, grouping: Sequence[Any]) -> tuple[list[str], dict[int, str]]:

@@ -161,11 +161,11 @@ class Expressions:
         self.varying: set[str] = set()
         """Their texts."""
 
-    def generator(self, expression: Any, names: Mapping[int, str]) -> str:
+    def generator(self, expression: Any, names: Mapping[int, str], replaced: Mapping[int, str]) -> str:
         """The text of a generator, of which only the arguments are checked."""
         for one in children(expression):
-            self.text(one, names)
-        return _with_lambdas(str(self._rebuilt(expression, names, {}).sql()))
+            self.text(one, names, replaced)
+        return _with_lambdas(str(self._rebuilt(expression, names, replaced).sql()))
 
     def text(
         self, expression: Any, names: Mapping[int, str], replaced: Mapping[int, str] | None = None

@@ -366,7 +366,7 @@ def _looking(reader: Reader, match: MatchOf, node: ir.Node, own: dict[str, str])
     }
     names = {one: own[name] for one, name in columns.items() if name not in values}
     given = Given(reader, Read(node, names))
-    looking = _Looking(reader, [given], [set(names)])
+    looking = _Looking([given], [set(names)])
     looking.values, looking.own = values, own
     conditions = [looking.read([e]) for e in found]
     return given.node(), conditions

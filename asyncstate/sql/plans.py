@@ -62,6 +62,9 @@ _STATELESS: Final = (("inner", "right"), ("inner", "left", "semi", "anti"))
 """The joins of constant rows, at the left and the right side, that need no state."""
 _RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _SHARED: Final = {"Aggregate", "Join", "Window"}
+_CUTS: Final = {"Aggregate", "Expand", "Project"}
+_PASSING: Final = {"Filter", "Join", "Window"}
+"""Nodes that read the columns that are read of them, and some more."""
 _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     *("string", "date", "timestamp", "timestamp_ntz"),
@@ -78,9 +81,21 @@ _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
 
 
+def read_plan(plan: Any, *given: Any) -> tuple[Reader, ir.Node]:
+    """The nodes of a plan, and their reader, which is made of what is ``given``. Where a subplan lacks columns that a
+    later, equal one reads, all is read once more with them. Raises SqlError."""
+    reader = Reader(*given)
+    root = reader.read(plan)
+    while reader.is_wider:
+        reader = Reader(*given, wider=reader.wider)
+        root = reader.read(plan)
+    return reader, root
+
+
 class Reader:
     """Reads the plan of one statement. ``is_final``: whether windows over a column of a node close; ``syntax``: of
-    the statement's text; ``lookups``: by name."""
+    the statement's text; ``lookups``: by name; ``wider``: by subplan, in its canonical form, the places of the columns
+    that equal ones read."""
 
     def __init__(
         self,
@@ -88,6 +103,7 @@ class Reader:
         is_final: Callable[[ir.Node, str], bool],
         syntax: Syntax,
         lookups: Mapping[str, LookupTable],
+        wider: dict[Any, set[int]] | None = None,
     ) -> None:
         self.catalyst, self.is_final, self.syntax, self.lookups = catalyst, is_final, syntax, lookups
         self.expressions = Expressions(catalyst)
@@ -95,7 +111,10 @@ class Reader:
         self.notes: list[str] = []
         self._named = ir.Named()
         self._names: dict[int, str] = {}
-        self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
+        self._made: dict[Any, tuple[Read, list[int]]] = {}  # by canonical plan, with the ids of its columns
+        self.wider = {} if wider is None else wider
+        self.is_wider = False
+        """Whether ``wider`` has more than it had."""
         self._raw_times: dict[int, Any] = {}
         self._leaf: Any = None
         self._clock: ir.Node | None = None
@@ -103,6 +122,7 @@ class Reader:
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
+        plan = self._whole(plan)
         self._leaf = self._any_source(plan)
         found = self.plan(plan, None)
         if found.is_constant:
@@ -178,14 +198,15 @@ class Reader:
         kind = kind_of(plan)
         if not self._reads_source(plan):
             return self._constant(plan)
-        key = None
+        canonical, output = None, list[int]()
         if kind in _SHARED:
-            canonical = plan.canonicalized()
-            key = int(canonical.hashCode()), kind
-            for other, read, output in self._made.get(key, []):
-                again = self._again(read, output, plan, needed) if other.equals(canonical) else None
+            canonical, output = plan.canonicalized(), [id_of(one) for one in items(plan.output())]
+            if canonical in self._made:
+                again = self._again(canonical, plan, needed)
                 if again is not None:
                     return again
+            elif needed is not None:
+                needed = needed | {output[place] for place in self.wider.get(canonical, ())}
         method = getattr(self, f"_{kind.lower()}", None)
         if method is None:
             raise refusal(
@@ -195,22 +216,55 @@ class Reader:
         if not found.node.sql:
             said = fragment(plan)
             found = Read(replace(found.node, sql=said), found.names) if said else found
-        if key is not None:
-            output = [id_of(one) for one in items(plan.output())]
-            self._made.setdefault(key, []).append((plan.canonicalized(), found, output))
+        if canonical is not None:
+            self._made.setdefault(canonical, (found, output))
         return found
 
-    def _again(self, read: Read, output: list[int], plan: Any, needed: Needed) -> Read | None:
-        """A subplan that was read before, under the names of this one; None if it lacks a column."""
-        made, names = dict[ir.Column, str](), dict[int, str]()
-        for old, attribute in zip(output, items(plan.output()), strict=True):
+    def _again(self, canonical: Any, plan: Any, needed: Needed) -> Read | None:
+        """A subplan that was read before, under the names of this one; None if it lacks a column, with which the
+        statement is read anew."""
+        made, names, lacking = dict[ir.Column, str](), dict[int, str](), set[int]()
+        read, output = self._made[canonical]
+        for place, (old, attribute) in enumerate(zip(output, items(plan.output()), strict=True)):
+            if needed is not None and id_of(attribute) not in needed:
+                continue
             if old in read.names:
                 names[id_of(attribute)] = new = self.name(attribute)
                 made[ir.Column(new, read.node.type_of(read.names[old]))] = quoted(read.names[old])
-            elif needed is None or id_of(attribute) in needed:
-                return None
+            else:
+                lacking.add(place)
+        known = self.wider.setdefault(canonical, set())
+        self.is_wider |= not lacking <= known
+        known |= lacking
+        if lacking:
+            return None
         self.notes.append(f"{fragment(plan) or kind_of(plan)} is computed once")
         return Read(ir.Project.of(read.node, made), names)
+
+    def _whole(self, plan: Any, is_cut: bool = False) -> Any:
+        """The plan whose joins have all columns of their sides, so that those that differ only in what is read of them
+        are equal. ``is_cut``: whether what reads the plan says which columns it reads."""
+        kind, below = kind_of(plan), items(plan.children())
+        is_cut = kind in _CUTS or (is_cut and kind in _PASSING)
+        whole = [self._whole(one, is_cut) for one in below]
+        if kind == "Join" and is_cut:
+            wider = [self._without_pruning(one) for one in whole]
+            first, second = ({id_of(one) for one in items(side.output())} for side in wider)
+            whole = whole if first & second else wider
+        if all(one is other for one, other in zip(whole, below, strict=True)):
+            return plan
+        return plan.withNewChildren(self.catalyst.seq(whole))
+
+    def _without_pruning(self, plan: Any) -> Any:
+        """What is below a Project that only leaves columns out."""
+        if kind_of(plan) != "Project" or any(
+            kind_of(one) != "AttributeReference" for one in items(plan.projectList())
+        ):
+            return plan
+        leaf = plan.child()
+        while kind_of(leaf) in ("Project", "Filter"):
+            leaf = leaf.child()
+        return plan if source_of(leaf) in {CLOCK, *self.lookups, *self.syntax.parts} else plan.child()
 
     def _reads_source(self, plan: Any) -> bool:
         """Whether a plan reads a source, also in subqueries."""
@@ -367,8 +421,9 @@ class Reader:
             raise _other_than_compared(subquery)
         if items(subquery.outerAttrs()):
             raise refusal("a correlated subquery stays in an expression", "write it as a join", subquery)
-        (attribute,) = items(subquery.plan().output())
-        read = self.streamed(self.plan(subquery.plan(), None))
+        plan = self._whole(subquery.plan())
+        (attribute,) = items(plan.output())
+        read = self.streamed(self.plan(plan, None))
         return read, read.names[id_of(attribute)]
 
     def subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
@@ -390,6 +445,11 @@ class Reader:
                 read = Read(node, read.names)
                 replaced[id_of(one)] = quoted(column.name)
         return read, replaced
+
+    def given(self, read: Read, expressions: Sequence[Any]) -> Given:
+        """What computes the expressions of rows, joined with their scalar subqueries."""
+        joined, replaced = self.subqueries(read, expressions)
+        return Given(self, joined, replaced)
 
     _aggregate, _window = read_aggregate, read_over
 
@@ -419,10 +479,11 @@ class Reader:
                 inputs=(child.node,), columns=child.node.columns, order=(), limit=limit, offset=offset
             )
             return Read(found, child.names)
-        given = Given(self, self.plan(node.child(), None))
+        child = self.plan(node.child(), None)
+        given = self.given(child, items(node.order()))
         order, rows = given.order(items(node.order())), given.node()
         found = ir.Limit(inputs=(rows,), columns=rows.columns, order=order, limit=limit, offset=offset)
-        read = Read(found, given.read.names).only(given.read.node.names)
+        read = Read(found, child.names).only(child.node.names)
         for one in reversed(projects):
             read = self.projected(read, items(one.projectList()), {})
         return read
@@ -465,14 +526,15 @@ class Reader:
         return _united(parts, output)
 
     def _generate(self, plan: Any, _: Needed) -> Read:
-        child, generator = self.plan(plan.child(), None), plan.generator()
+        whole, generator = self.plan(plan.child(), None), plan.generator()
+        child, replaced = self.subqueries(whole, [generator])
         output = items(plan.generatorOutput())
         made = tuple(map(self.column, output))
         names = {id_of(one): self.name(one) for one in output}
         if kind_of(generator) == "ReplicateRows":
             count, *values = children(generator)
             copies, copy = (ir.Column(self.fresh("copy"), "bigint") for _ in range(2))
-            given = [self.text(one, child.names) for one in (*values, count)]
+            given = [self.text(one, child.names, replaced) for one in (*values, count)]
             inner = ir.Project.of(child.node, dict(zip((*made, copies), given, strict=True)))
             node = ir.Explode(
                 inputs=(inner,),
@@ -481,14 +543,15 @@ class Reader:
                 made=(copy.name,),
             )
             return Read(node, names).only([one.name for one in made])
-        text = self.expressions.generator(generator, child.names)
+        text = self.expressions.generator(generator, child.names, replaced)
         if plan.outer():
             text = re.sub(r"^(\w+)\(", r"\1_outer(", text)
         columns = (*child.node.columns, *made)
         node = ir.Explode(
             inputs=(child.node,), columns=columns, text=text, made=tuple(one.name for one in made)
         )
-        return Read(node, {**child.names, **names})
+        shown = [*whole.node.names, *(one.name for one in made)]
+        return Read(node, {**child.names, **names}).only(shown)
 
     # -- joins --------------------------------------------------------------------------------------------
 
@@ -513,16 +576,20 @@ class Reader:
         is_safe = bool(pairs) and all(one[2] for one in pairs)
         inexact = any("float" in type_of(one[0]) or "double" in type_of(one[0]) for one in pairs)
         is_plain = not (is_safe or inexact or (rest and how != "inner"))
-        sides = []
-        for side, of_side, stateless in zip((plan.left(), plan.right()), wanted, _STATELESS, strict=True):
-            found = self.plan(side, of_side)
-            sides.append(Given(self, found if is_plain and how in stateless else self.streamed(found)))
-        reads = [side.read for side in sides]
+        reads, sides = list[Read](), list[Given]()
+        asked = [*(one for pair in pairs for one in pair[:2]), *(rest if how != "inner" else [])]
+        subqueries = _by_side(asked, outputs[1])
+        for side, of_side, stateless, of_both in zip(
+            (plan.left(), plan.right()), wanted, _STATELESS, subqueries, strict=True
+        ):
+            found = self.plan(side, of_side).kept(of_side)
+            reads.append(found if is_plain and how in stateless else self.streamed(found))
+            sides.append(self.given(reads[-1], of_both))
         interval = interval_of(self, plan, reads, outputs) if how not in ("mark", "single") else None
         rest = [one for one in rest if interval is None or one not in interval.used]
         keys = self._join_key(pairs, sides)
         behind = rest if how == "inner" else []
-        checked = ResidualReader(self, sides, outputs).read(rest) if rest and how != "inner" else None
+        checked = ResidualReader(sides, outputs).read(rest) if rest and how != "inner" else None
         given = [side.node() for side in sides]
         shown = slice(1 if shows_left else 2)
         columns = [column for node in given[shown] for column in node.columns]
@@ -689,6 +756,21 @@ def _other_than_compared(node: Any) -> SqlError:
 
 def _scalar_subqueries(e: Any) -> list[Any]:
     return [one for one in walk(e) if kind_of(one) == "ScalarSubquery"]
+
+
+def _by_side(conditions: Sequence[Any], right: set[int]) -> tuple[list[Any], list[Any]]:
+    """The scalar subqueries of a join's conditions that belong to what is computed of the left side, or of no side, and
+    those of the ``right`` one."""
+    found: tuple[list[Any], list[Any]] = [], []
+    for one in conditions:
+        own, read_by = _scalar_subqueries(one), ids_in(one)
+        if own and read_by & right and not read_by <= right:
+            parts = _by_side(children(one), right)
+        else:
+            parts = ([], own) if read_by & right else (own, [])
+        found[0].extend(parts[0])
+        found[1].extend(parts[1])
+    return found
 
 
 def _exact(expression: Any, text: str) -> str:

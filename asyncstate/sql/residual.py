@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncstate.sql.expressions import COMPARISONS, children, ids_in, kind_of, refusal, type_of
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Reader
     from asyncstate.sql.rows import Given
 
 _COUNTED: Final = {"Add": "+", "Subtract": "-", "Multiply": "*"}
@@ -28,8 +27,8 @@ class ResidualReader:
         "compute it of one side, or compare columns of both",
     )
 
-    def __init__(self, reader: Reader, sides: Sequence[Given], outputs: Sequence[set[int]]) -> None:
-        self._reader, self._sides, self._outputs = reader, sides, outputs
+    def __init__(self, sides: Sequence[Given], outputs: Sequence[set[int]]) -> None:
+        self._sides, self._outputs = sides, outputs
 
     def read(self, conditions: Sequence[Any]) -> Any:
         """The conditions, all of which must be true."""
@@ -52,6 +51,6 @@ class ResidualReader:
         if kind in _COUNTED and type_of(e) in ("int", "bigint", "double"):
             return _COUNTED[kind], *parts
         if not read_by:
-            text = self._reader.text(e, {})
-            return "field", self._sides[0].computed("condition", text, type_of(e)), type_of(e)
+            side = self._sides[0]
+            return "field", side.computed("condition", side.text(e), type_of(e)), type_of(e)
         raise refusal(f"{e.sql()} {self.refused[0]}", self.refused[1], e)

@@ -46,7 +46,14 @@ class Read:
         if tuple(names) == self.node.names:
             return self
         made = {ir.Column(name, self.node.type_of(name)): quoted(name) for name in names}
-        return Read(ir.Project.of(self.node, made), self.names)
+        found = {own: name for own, name in self.names.items() if name in names}
+        return Read(ir.Project.of(self.node, made), found)
+
+    def kept(self, needed: Needed) -> Read:
+        """The rows with the columns that are read alone; with all if that is none of them."""
+        names = {name for own, name in self.names.items() if needed is None or own in needed}
+        is_all = needed is None or not names or self.is_constant
+        return self if is_all else self.only([name for name in self.node.names if name in names])
 
 
 class Given:

@@ -27,7 +27,7 @@ from asyncstate.sql.changes import Operators, digests, in_local_time
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.lineage import event_time_sources
-from asyncstate.sql.plans import Reader
+from asyncstate.sql.plans import Reader, read_plan
 from asyncstate.sql.rankings import may_be_best_rows
 from asyncstate.sql.rules import compacted
 from asyncstate.sql.syntax import Syntax
@@ -340,8 +340,7 @@ class SqlContext:
         """Compile a parsed query; ``keeps_all``: no operator forgets rows."""
         analyzed = self.catalyst.analyzed(parsed, text)
         plan = self.catalyst.optimized(analyzed, text)
-        reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
-        root = reader.read(plan)
+        reader, root = read_plan(plan, self.catalyst, self._is_final, self._syntax, self.lookups)
         root = compacted(root, self._is_final, keeps_all, reader.expressions.varying)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))

@@ -125,6 +125,58 @@ FEATURES: dict[str, tuple[str, str]] = {
         "with q as (select a, sum(b) as s from t group by a) select x.a, y.a as ya from q x join q y on x.s = y.s",
         "",
     ),
+    "join-twice-the-second-narrower": (
+        "with j as (select t.a, t.b, t.c, u.d from t join u on t.a = u.a) select a, sum(d) as s from j group by a having sum(d) * 2 > (select max(d) from j)",
+        "",
+    ),
+    "join-twice-the-second-wider": (
+        "with j as (select t.a, t.b, t.c, u.d, u.e from t join u on t.a = u.a) select x.a, x.n, y.b, y.e from (select a, count(*) as n from j group by a) x join j y on x.n = y.d",
+        "",
+    ),
+    "join-twice-each-wider": (
+        "with j as (select t.a, t.b, t.c, u.d, u.e from t left join u on t.a = u.a and t.b < u.d) select a, d, c as x from j union all select count(b), a, max(e) from j group by a",
+        "",
+    ),
+    "chain-twice": (
+        "with j as (select t.a, t.b, t.c, u.d, u.e, v.f from t join u on t.a = u.a join v on u.d = v.d) select c, count(*) as n, min(f) as m from j where b > (select min(f) from j) group by c union all select e, sum(a), max(b) from j group by e",
+        "",
+    ),
+    "scalar-beside-aggregates": (
+        "select a, sum(b) - (select max(d) from u) as s, max(b + (select count(*) from v)) as m, (select min(f) from v) as f from t group by a",
+        "",
+    ),
+    "scalar-beside-aggregates-of-all": (
+        "select count(*) as n, (select max(d) from u) + sum(b) as x from t",
+        "",
+    ),
+    "scalar-in-limit": (
+        "select a, b, c from t order by abs(b - (select max(d) from u)) * 10, a, b, c limit 3",
+        "select a, b, c from t order by abs(b - (select max(d) from u)) * 10 nulls first, a nulls first, b nulls first, c nulls first limit 3",
+    ),
+    "scalar-in-explode": (
+        "select a, x from t lateral view explode(sequence(1, (select least(count(*), 3) from v))) as x",
+        "select a, unnest(range(1, (select greatest(2, least(count(*) + 1, 4)) from v))) as x from t where (select count(*) from v) > 0 union all select a, unnest([1, 0]) as x from t where (select count(*) from v) = 0",
+    ),
+    "scalar-in-key-of-left-join": (
+        "select t.a, u.d from t left join u on t.a + (select min(f) from v) = u.a * (select max(f) from v)",
+        "",
+    ),
+    "scalar-in-full-join": (
+        "select t.a, u.d from t full join u on t.a = u.a and t.b + u.d > (select min(f) from v) + 4",
+        "",
+    ),
+    "scalar-of-the-right-side-in-full-join": (
+        "select t.a, t.b, u.d from t full join u on t.a = u.a and t.b > u.d + (select min(f) from v) and t.b < (select max(d) from v) + 2",
+        "",
+    ),
+    "semi-join-twice": (
+        "with j as (select a, b, c from t where exists (select 1 from u where u.a = t.a and u.d > t.b)) select a, count(*) as n, (select max(c) from j) as m from j group by a",
+        "",
+    ),
+    "join-of-what-is-left-out": (
+        "select x.a, y.b, z.n from (select a from t) x join (select b from t) y on x.a = y.b join (select count(*) as n, c from t group by c) z on z.n = x.a",
+        "",
+    ),
     "topn": (
         "select * from (select a, b, c, row_number() over (partition by a order by b desc, c) as r from t) where r <= 2",
         "select * from (select a, b, c, row_number() over (partition by a order by b desc nulls last, c nulls first) as r from t) where r <= 2",
