@@ -81,13 +81,13 @@ _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
 
 
-def read_plan(plan: Any, *given: Any) -> tuple[Reader, ir.Node]:
-    """The nodes of a plan, and their reader, which is made of what is ``given``. Where a subplan lacks columns that a
-    later, equal one reads, all is read once more with them. Raises SqlError."""
-    reader = Reader(*given)
+def read_plan(plan: Any, make: Callable[[dict[Any, set[int]]], Reader]) -> tuple[Reader, ir.Node]:
+    """The nodes of a plan, and their reader, which ``make`` makes. Where a subplan lacks columns that a later and equal
+    one reads, all is read once more with them. Raises SqlError."""
+    reader = make({})
     root = reader.read(plan)
     while reader.is_wider:
-        reader = Reader(*given, wider=reader.wider)
+        reader = make(reader.wider)
         root = reader.read(plan)
     return reader, root
 
@@ -103,7 +103,7 @@ class Reader:
         is_final: Callable[[ir.Node, str], bool],
         syntax: Syntax,
         lookups: Mapping[str, LookupTable],
-        wider: dict[Any, set[int]] | None = None,
+        wider: dict[Any, set[int]],
     ) -> None:
         self.catalyst, self.is_final, self.syntax, self.lookups = catalyst, is_final, syntax, lookups
         self.expressions = Expressions(catalyst)
@@ -112,7 +112,7 @@ class Reader:
         self._named = ir.Named()
         self._names: dict[int, str] = {}
         self._made: dict[Any, tuple[Read, list[int]]] = {}  # by canonical plan, with the ids of its columns
-        self.wider = {} if wider is None else wider
+        self.wider = wider
         self.is_wider = False
         """Whether ``wider`` has more than it had."""
         self._raw_times: dict[int, Any] = {}

@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -340,7 +341,8 @@ class SqlContext:
         """Compile a parsed query; ``keeps_all``: no operator forgets rows."""
         analyzed = self.catalyst.analyzed(parsed, text)
         plan = self.catalyst.optimized(analyzed, text)
-        reader, root = read_plan(plan, self.catalyst, self._is_final, self._syntax, self.lookups)
+        make = partial(Reader, self.catalyst, self._is_final, self._syntax, self.lookups)
+        reader, root = read_plan(plan, make)
         root = compacted(root, self._is_final, keeps_all, reader.expressions.varying)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
