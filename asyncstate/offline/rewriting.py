@@ -20,6 +20,7 @@ from asyncstate.codec import RowCodec, schema_to_text, type_to_text
 from asyncstate.codec.value_columns import LARGE_BINARY, binary_rows, storage_dtype
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.offline.field_migrations import CastField, FieldEdit, LossyCastError, edited, edited_schema
+from asyncstate.state.columnar.column_maps import COMPUTED_KEY
 from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads
 from asyncstate.state.expiring.expiry import STAMP_BYTES
 from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, chunk_key, elements, framed
@@ -63,6 +64,7 @@ class StateRewriter:
         text = schema_to_text(changed) if kind in _ROW_KINDS else type_to_text(changed.field(0).type)
         self.types = {**declared(types), VALUE: text}
         self._stamp_bytes = STAMP_BYTES if "ttl" in types else 0
+        self._has_computed_key = COMPUTED_KEY in types
 
     def _rooted(self, edit: FieldEdit, schema: pa.Schema) -> FieldEdit:
         """``edit`` adapted to ``schema``: the fields of a struct that is the value are below ``value``."""
@@ -81,6 +83,10 @@ class StateRewriter:
         """The changes for ``entries``, which are in store order and hold complete lists; the result is in store
         order."""
         stored = iter(entries)
+        if self._has_computed_key:
+            for _ in stored:
+                raise self._not_rewritten()
+            return
         if self._kind in _ENTRY_KINDS:
             while page := list(itertools.islice(stored, _PAGE)):
                 values = self._recoded([value for _, value in page], [key for key, _ in page])
@@ -92,6 +98,13 @@ class StateRewriter:
         else:
             for found in block_lists(pages_of(stored, _PAGE), self._owner):
                 yield from self._blocks(found)
+
+    def _not_rewritten(self) -> StateDeclarationError:
+        return StateDeclarationError(
+            f"{self._owner}: keys with many rows have them by a digest of their columns, with which changed rows would "
+            "not be found; nothing was changed. Keep the columns as they are and convert them after the operator, or "
+            "drop its states, so that it starts empty"
+        )
 
     def _recoded(self, values: list[bytes], keys: list[bytes]) -> list[bytes]:
         """Values, elements or rows in the new form; ``keys`` has the store key of each."""
@@ -124,6 +137,8 @@ class StateRewriter:
 
     def _blocks(self, found: FoundLists) -> Iterator[Change]:
         heads, stored = found.heads, rows_of(*found, self._owner)
+        if heads.elsewhere.any():
+            raise self._not_rewritten()
         keys = [heads.store_keys[index] for index in stored.key_index.tolist()]
         recoded = pa.array(self._recoded(binary_rows(stored.rows), keys), LARGE_BINARY)
         fixed = all(storage_dtype(field.type) is not None for field in self._new.schema)

@@ -6,8 +6,8 @@ has only the new row, and with a ``sequence`` a retraction differs from its row.
 nothing is stored.
 Must not know of join types.
 
-A null key may have any number of rows, so they are stored in short lists, by the key and a hash of what identifies a
-row.
+A null key may have any number of rows, so they are stored in short lists, by the key and a digest of what identifies
+a row.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from asyncstate.changelog import accumulates
-from asyncstate.codec import KeyBatch, check_key_type
-from asyncstate.codec.hashing import hash_columns
-from asyncstate.errors import SchemaError
+from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, InputSpec, OperatorContext
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
@@ -30,6 +27,7 @@ from asyncstate.state.expiring.ttl import StateTtl
 from ..core.arrays import Int64Array, concat_rows, row_ids, take_rows
 from ..core.consolidation import ConsolidatedRows, Identified, net_by_content, net_by_upsert_key
 from ..core.operator_checks import check_one_change
+from ..core.row_digests import has_digest, row_digests
 from .delta_rows import DeltaRows, changes_of
 from .sides import Added, ListSide, Own
 
@@ -65,14 +63,15 @@ class AloneSide:
         self._content = [at for at, column in enumerate(names) if column not in spec.sequence]
         self._unique = None if unique is None else [names.index(column) for column in unique]
         identity = self._content if self._unique is None else self._unique
-        self._hashed = [at for at in identity if _hashable(spec.schema.field(at))]
+        self._digested = [at for at in identity if has_digest(spec.schema.field(at).type)]
         state = context.get_state(ListColumnStateDescriptor(name, spec.schema, time_first=True, ttl=ttl))
         self._lists = ListSide(name, spec.schema, context, ttl, state)
 
     def async_change(self, bundle: Bundle, rows: Int64Array) -> StateFuture[AloneRows]:
         """A future of what ``rows`` of a bundle change."""
-        hashed = take_rows([bundle.batch.column(at) for at in self._hashed], rows)
-        codes = hash_columns(hashed).view(np.int64) if hashed else np.zeros(len(rows), np.int64)
+        names = [self._spec.schema.field(at).name for at in self._digested]
+        digested = take_rows([bundle.batch.column(at) for at in self._digested], rows)
+        codes = row_digests(digested, names)[:, 0] if names else np.zeros(len(rows), np.int64)
         keys = bundle.keys.in_namespaces(codes, bundle.keys.inverse[rows])
         read = self._lists.async_own(keys, np.ones(len(keys), np.bool_), counts=False)
         return read.then_apply(lambda own: AloneRows(rows, keys, own, self._changes(bundle, rows, keys, own)))
@@ -106,11 +105,3 @@ class AloneSide:
         stored, new = both.slice(0, size), both.slice(size, len(content))
         net = net_by_upsert_key(stored, new, accumulates(kinds), refresh=True)
         return changes_of(net, kinds, replaces=True, believes=False)
-
-
-def _hashable(field: pa.Field) -> bool:
-    try:
-        check_key_type(field.name, field.type)
-    except SchemaError:
-        return False
-    return True

@@ -30,9 +30,11 @@ from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
 from ..core.consolidation import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
 from ..core.operator_checks import check_distinct_names, check_one_change
+from ..core.row_digests import has_digest
 from .alone_rows import AloneRows, AloneSide
 from .delta_rows import DeltaRows, changes_of, insertions
 from .join_inputs import JoinCondition, TwoInputJoin, joined_changes, matching
+from .long_lists import LongLists
 from .matches import (
     JoinRows,
     Matches,
@@ -45,7 +47,7 @@ from .matches import (
     partners,
 )
 from .rules import JoinKind, rules
-from .sides import Added, ListSide, Own, SideState, UniqueSide
+from .sides import Added, ListSide, Own, Rows, SideState, UniqueSide
 
 UniqueKey = Literal["join_key"] | Sequence[str] | None
 """What identifies a row of an input: the join key alone, columns, or nothing (equal rows may repeat)."""
@@ -184,9 +186,23 @@ class Join(TwoInputJoin):
             for name, unique, spec, ttl in zip(_SIDES, self.unique, self._inputs, self.ttl, strict=True)
         )
         self._alone = tuple(self._alone_side(side, context) for side in range(2))
+        for side in range(2):  # after the states of older checkpoints
+            self._use_long_lists(side, context)
         self._missing = context.missing_rows()
         self._expired = context.counter("retractions_of_expired_rows")
         self._residual = self._condition_over(self._inputs)
+
+    def _use_long_lists(self, side: int, context: OperatorContext) -> None:
+        """Where rows go or change, no bundle needs all rows of its own keys, and equal rows are alike: with a ttl or a
+        sequence each has its own time or number."""
+        state, unique, spec = self._states[side], self.unique[side], self._inputs[side]
+        needs_all = rules(self.kind, side).watch and self.condition is not None
+        if not isinstance(state, ListSide) or self.ttl[side] is not None or not spec.changelog or needs_all:
+            return
+        if isinstance(unique, tuple) or not spec.sequence:
+            identity = unique if isinstance(unique, tuple) else tuple(spec.schema.names)
+            if all(has_digest(spec.schema.field(name).type) for name in identity):
+                state.use_long_lists(LongLists(_SIDES[side], spec.schema, identity, context))
 
     def _alone_side(self, side: int, context: OperatorContext) -> AloneSide | None:
         """Where rows with null keys are emitted, and a change of one does not show what was emitted for it."""
@@ -217,7 +233,8 @@ class Join(TwoInputJoin):
         full = self._full(bundle, len(keys), row_keys)
         watch = rules(self.kind, side).watch
         others = self._states[1 - side].async_rows(keys)
-        own = self._states[side].async_own(keys, full, watch)
+        rows = Rows(bundle.batch.columns, row_keys)
+        own = self._states[side].async_own(keys, full, watch, rows)
         alone, never = self._alone[side], np.flatnonzero(row_keys < 0)
         if alone is None or not len(never):
             return others.then_combine(
@@ -286,7 +303,7 @@ class Join(TwoInputJoin):
         added = matchable[changes.added]
         state = self._states[side]
         columns = take_rows(bundle.batch.columns, added)
-        rows = Added(columns, row_keys[added], state.stamps_of(bundle, added))
+        rows = Added(columns, row_keys[added], state.stamps_of(bundle, added), added)
         state.apply(keys, own, changes.removed, rows)
         if alone is not None:
             self._apply_alone(bundle, alone)

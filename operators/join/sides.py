@@ -1,6 +1,7 @@
 """The rows of one join input, stored by join key.
 
-Owns: ``Added``, ``SideState`` and its two layouts: a list of rows per key, or one row per key where that is unique.
+Owns: ``Added``, ``SideState`` and its two layouts: a list of rows per key (for keys with many, ``long_lists``), or one
+row per key where that is unique.
 Invariant: both layouts return the same form, so the join does not know which one it reads.
 Must not know of join types or row kinds.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from asyncstate.state.expiring.ttl import StateTtl
 from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.consolidation import ConsolidatedRows, net_by_content
 from ..core.expiry_options import concat_stamps, row_stamps
+from .long_lists import FoundRows, LongLists, together
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,29 @@ class Own:
     """The stored rows of the u keys of a bundle on its own side.
 
     ``rows``: the rows of the keys that were requested in full, none for the others; ``key_index`` is into all
-    u keys. ``counts`` (u): rows of every key, or None if not requested.
+    u keys. ``counts`` (u): rows of every key, or None if not requested. ``found``: of keys with long lists, whose
+    rows are in ``rows`` as far as the bundle may change them; ``of_long`` marks these.
     """
 
     rows: ListColumns
     counts: Int64Array | None = None
     heads: ListHeads | None = None
+    found: FoundRows | None = None
+    of_long: BoolArray | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a bundle: their columns, and the index of the key of each (-1: none)."""
+
+    columns: Sequence[pa.Array]
+    key_index: Int64Array
 
 
 @dataclass(frozen=True)
 class Added:
-    """Rows (n) to add: their columns, the index of the key of each, and, if they expire, the stamp of each.
+    """Rows (n) to add: their columns, the index of the key of each, if they expire, the stamp of each, and for long
+    lists the row of the bundle that each is.
 
     In order of arrival, or by key, then in order of arrival.
     """
@@ -52,16 +66,17 @@ class Added:
     columns: Sequence[pa.Array]
     key_index: Int64Array
     stamps: Int64Array | None = None
+    at: Int64Array | None = None
 
     def take(self, rows: Int64Array) -> Added:
         """Some of them, or all in another order."""
-        stamps = None if self.stamps is None else self.stamps[rows]
-        return Added(take_rows(self.columns, rows), self.key_index[rows], stamps)
+        stamps, at = (None if given is None else given[rows] for given in (self.stamps, self.at))
+        return Added(take_rows(self.columns, rows), self.key_index[rows], stamps, at)
 
     def of_keys(self, chosen: BoolArray) -> Added:
         """The rows of the ``chosen`` keys, indexed among these."""
         some = self.take(np.flatnonzero(chosen[self.key_index]))
-        return Added(some.columns, index_among(chosen)[some.key_index], some.stamps)
+        return Added(some.columns, index_among(chosen)[some.key_index], some.stamps, some.at)
 
     def by_key(self) -> Added:
         """The rows by key, in their order within a key."""
@@ -88,8 +103,11 @@ class SideState(ABC):
         """A future of all rows of ``keys``, for rows of the other input to match."""
 
     @abstractmethod
-    def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
-        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if requested."""
+    def async_own(
+        self, keys: KeyBatch, full: BoolArray, counts: bool, rows: Rows | None = None
+    ) -> StateFuture[Own]:
+        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if requested; ``rows``:
+        those of the bundle, with which of a long list only those that they may change are read."""
 
     def stamps_of(self, bundle: Bundle, rows: Int64Array) -> Int64Array | None:
         """The stamps of ``rows`` (m) of a bundle; None if they do not expire."""
@@ -111,6 +129,7 @@ class ListSide(SideState):
     """
 
     _state: ListColumnState
+    _long: LongLists | None = None
 
     def __init__(
         self,
@@ -125,20 +144,45 @@ class ListSide(SideState):
             state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
         self._state = state
 
+    def use_long_lists(self, long: LongLists) -> None:
+        """Keep the rows of a key there once it has many and loses some."""
+        self._long = long
+
     def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
         """A future of all rows of ``keys``, for rows of the other input to match."""
         if not len(keys):
             return completed_future(self._none(0))
-        return self._state.async_get(keys)
+        if self._long is None:
+            return self._state.async_get(keys)
+        return self._state.async_heads(keys).then_compose(lambda heads: self._all_rows(keys, heads))
 
-    def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
+    def _all_rows(self, keys: KeyBatch, heads: ListHeads) -> StateFuture[ListColumns]:
+        lists, is_long = self._state.async_rows(heads), heads.elsewhere
+        if self._long is None or not is_long.any():
+            return lists
+        return lists.then_combine(
+            self._long.async_rows(keys, is_long), lambda some, others: together(some, others)[0]
+        )
+
+    def async_own(
+        self, keys: KeyBatch, full: BoolArray, counts: bool, rows: Rows | None = None
+    ) -> StateFuture[Own]:
         """See ``SideState``; heads are read for all keys, since appending needs them."""
         if not len(keys):
             return completed_future(Own(self._none(0), np.zeros(0, np.int64)))
         heads = self._state.async_heads(keys)
         if counts and self.ttl is not None:  # the heads count rows that have expired, too
             return heads.then_compose(lambda found: self._own_live(found, full))
-        return heads.then_compose(lambda found: self._own(found, full, found.counts))
+        return heads.then_compose(lambda found: self._with_long(keys, found, full, rows))
+
+    def _with_long(
+        self, keys: KeyBatch, heads: ListHeads, full: BoolArray, rows: Rows | None
+    ) -> StateFuture[Own]:
+        own, is_long = self._own(heads, full, heads.counts), heads.elsewhere
+        if self._long is None or rows is None or not is_long.any():
+            return own
+        found = self._long.async_find(keys, is_long, rows.columns, rows.key_index)
+        return own.then_combine(found, _with_found)
 
     def _own_live(self, heads: ListHeads, full: BoolArray) -> StateFuture[Own]:
         return self._state.async_counts(heads).then_compose(lambda counts: self._own(heads, full, counts))
@@ -175,6 +219,21 @@ class ListSide(SideState):
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``; only keys that lose rows are written as a whole."""
         added = added.by_key()
+        if (
+            own.found is not None
+            and own.of_long is not None
+            and own.heads is not None
+            and self._long is not None
+        ):
+            is_long = own.heads.elsewhere
+            of_long = is_long[added.key_index]
+            more = added.take(np.flatnonzero(of_long))
+            assert more.at is not None
+            grown = self._long.change(own.found, removed[own.of_long], more.columns, more.at)
+            counts = own.heads.counts + grown
+            changed = is_long & (grown != 0)
+            self._state.put_counts(keys.select(changed), counts[changed], own.heads.select(changed))
+            removed, added = removed & ~own.of_long, added.take(np.flatnonzero(~of_long))
         if not removed.any():
             if len(added.key_index):
                 self._state.append(keys, added.columns, added.key_index, own.heads, added.stamps)
@@ -203,9 +262,16 @@ class ListSide(SideState):
             np.concatenate([stay.key_index, come.key_index]),
             concat_stamps(stay.stamps, come.stamps),  # rows that stay keep their time
         ).by_key()
-        self._state.put(
-            keys.select(chosen), rows.columns, rows.key_index, own.heads.select(chosen), rows.stamps
-        )
+        keys, heads = keys.select(chosen), own.heads.select(chosen)
+        if self._long is not None:
+            counts = np.bincount(rows.key_index, minlength=len(keys))
+            is_long = counts > self._long.more_than
+            if is_long.any():
+                many = rows.of_keys(is_long)
+                self._long.put(keys.select(is_long), many.columns, many.key_index)
+                self._state.put_counts(keys.select(is_long), counts[is_long], heads.select(is_long))
+                keys, heads, rows = keys.select(~is_long), heads.select(~is_long), rows.of_keys(~is_long)
+        self._state.put(keys, rows.columns, rows.key_index, heads, rows.stamps)
 
 
 class UniqueSide(SideState):
@@ -225,7 +291,9 @@ class UniqueSide(SideState):
             return completed_future(self._none(0))
         return self._state.async_get(keys).then_apply(_present)
 
-    def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
+    def async_own(
+        self, keys: KeyBatch, full: BoolArray, counts: bool, rows: Rows | None = None
+    ) -> StateFuture[Own]:
         """See ``SideState``; nothing is read when nothing is requested."""
         if not len(keys) or not (counts or full.any()):
             return completed_future(Own(self._none(len(keys)), np.zeros(len(keys), np.int64)))
@@ -245,6 +313,12 @@ class UniqueSide(SideState):
             self._state.put(keys.select(gains), some.columns, some.stamps)
         if loses.any():
             self._state.remove(keys.select(loses))
+
+
+def _with_found(own: Own, found: FoundRows) -> Own:
+    """What was read of all keys, and of those with long lists."""
+    rows, order = together(own.rows, found.rows)
+    return replace(own, rows=rows, found=found, of_long=order >= own.rows.num_rows)
 
 
 def _present(found: Columns) -> ListColumns:

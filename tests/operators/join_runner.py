@@ -15,6 +15,8 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec, OutputSpec
 from asyncstate.operator import Counter as StatCounter
 from operators.join.join_operator import Join
+from operators.join.long_lists import LONG
+from operators.join.sides import ListSide
 from tests.operators.direct import CountedRows
 
 LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.string())])
@@ -34,7 +36,9 @@ class Runner:
         join: Join,
         schemas: Sequence[pa.Schema] = (LEFT, RIGHT),
         changelog: Sequence[bool] = (True, True),
+        long: int = LONG,
     ) -> None:
+        """``long``: above how many rows a key that loses some has an entry a row."""
         self.data: dict[bytes, bytes] = {}
         self.inputs = tuple(
             InputSpec(schema, ("k",), changes=RETRACT if flag else INSERT_ONLY, name=f"input {i}")
@@ -52,6 +56,9 @@ class Runner:
         self._out: list[Change] = []
         self.join = join
         join.open(self)
+        for state in join._states:
+            if isinstance(state, ListSide) and state._long is not None:
+                state._long.more_than = long
 
     def get_state(self, descriptor: Any) -> Any:
         return descriptor.bind(self, next(self._ids), self, None)
@@ -78,6 +85,9 @@ class Runner:
     def delete_many(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.data.pop(key, None)
+
+    def scan(self, start: bytes, end: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return sorted((key, value) for key, value in self.data.items() if start <= key < end)[:limit]
 
     def prefetch(self, keys: list[bytes]) -> None:
         assert keys == sorted(set(keys))

@@ -16,6 +16,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.testing import OperatorHarness, net
 from operators.join import matches
 from operators.join.join_operator import Join
+from operators.join.long_lists import LONG
 from tests.examples import at_most
 from tests.operators.join_runner import KINDS, UNIQUES, Change, Row, Runner
 from tests.operators.set_model import net_of_set
@@ -112,9 +113,14 @@ def changes_of(table: Table, actions: Sequence[Any], insert_only: bool, side: in
 
 
 def check_against_tables(
-    join: Join, steps: Any, changelog: Sequence[bool], condition: Any = None, null_safe: bool = False
+    join: Join,
+    steps: Any,
+    changelog: Sequence[bool],
+    condition: Any = None,
+    null_safe: bool = False,
+    long: int = LONG,
 ) -> Runner:
-    runner = Runner(join, changelog=changelog)
+    runner = Runner(join, changelog=changelog, long=long)
     tables = [Table(unique, null_safe) for unique in join.unique]
     output: list[Row] = []
     for side, actions in steps:
@@ -143,21 +149,22 @@ def on_size(left: Row, right: Row) -> bool:
     steps=steps,
     unique=st.tuples(st.sampled_from(UNIQUES), st.sampled_from(UNIQUES)),
     changelog=st.tuples(st.booleans(), st.booleans()),
+    long=st.sampled_from([LONG, 0, 1, 2]),
 )
 def test_net_output_is_the_join_of_both_tables(
-    kind: Any, conditional: bool, steps: Any, unique: Any, changelog: Any
+    kind: Any, conditional: bool, steps: Any, unique: Any, changelog: Any, long: int
 ) -> None:
     condition = pc.field("id") <= pc.field("w") if conditional else None
     join = Join(kind, condition, left_unique=unique[0], right_unique=unique[1])
-    check_against_tables(join, steps, changelog, on_size if conditional else None)
+    check_against_tables(join, steps, changelog, on_size if conditional else None, long=long)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=at_most(12), deadline=None)
-@given(steps=steps)
-def test_null_safe_keys_match_null(kind: Any, steps: Any) -> None:
+@given(steps=steps, long=st.sampled_from([LONG, 0, 2]))
+def test_null_safe_keys_match_null(kind: Any, steps: Any, long: int) -> None:
     join = Join(kind, null_safe=True)
-    check_against_tables(join, steps, (True, True), null_safe=True)
+    check_against_tables(join, steps, (True, True), null_safe=True, long=long)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,9 @@ from asyncstate.state.ranges import (
     remove_pages,
 )
 from asyncstate.state_backend import Page
+
+COMPUTED_KEY: Final = "computed key"
+"""The type text of a map whose user keys are computed of its rows."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
 
     A schema without fields makes a set of user keys. ``time_first``, ``fixed_fields``, ``ttl`` and ``belongs_to`` are
     as in ``ColumnStateDescriptor``; each entry expires separately. The user key of a stored state cannot change.
+    ``computed_key``: the user key is computed of the row, so that stored rows cannot be migrated.
     Raises SchemaError for a user key of a type that cannot be a key.
     """
 
@@ -205,6 +209,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
     fixed_fields: bool = False
     ttl: Ttl = None
     belongs_to: BelongsTo | None = None
+    computed_key: bool = False
     kind: ClassVar[str] = "column-map"
 
     def __post_init__(self) -> None:
@@ -221,7 +226,8 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
 
     def type_texts(self) -> dict[str, str]:
         """User key, schema, layout and the time domain of the ttl."""
-        return {"key": schema_to_text(self.key_schema), **super().type_texts()}
+        computed = {COMPUTED_KEY: "of the row"} if self.computed_key else {}
+        return {"key": schema_to_text(self.key_schema), **super().type_texts(), **computed}
 
     def _state(self, *bound: Any) -> ColumnMapState:
         names = [f"{self.name}.{name}" for name in self.key_schema.names]

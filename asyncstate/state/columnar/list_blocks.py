@@ -8,7 +8,7 @@ Layout of a block, all numbers u32 little endian::
 
     [sealed chunks][sealed rows][rows here][width] [length of each row, if width is VARIABLE] [rows]
 
-The first two are zero in a sealed chunk.
+The first two are zero in a sealed chunk. A head of sealed rows without sealed chunks has only the number of the rows.
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ class ListHeads:
         """Rows of each key (u), including sealed rows and expired rows that are still stored."""
         return self.sealed_rows + self.rows
 
+    @property
+    def elsewhere(self) -> BoolArray:
+        """The keys (u) whose rows another state has: only their number is stored here."""
+        found: BoolArray = (self.chunks == 0) & (self.sealed_rows > 0)
+        return found
+
     def select(self, chosen: BoolArray) -> ListHeads:
         """The heads of the ``chosen`` keys (mask, u)."""
         if bool(chosen.all()):
@@ -109,6 +115,12 @@ def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str) 
         numbers[:, there] = _headers_of(stored.drop_null(), owner)
     chunks, sealed_rows, rows, width = numbers
     return ListHeads(store_keys, blocks, chunks, sealed_rows, rows, width)
+
+
+def numbers_alone(counts: Int64Array) -> list[bytes]:
+    """The heads of lists of ``counts`` (u) rows each, which another state has."""
+    zero = np.zeros(len(counts), np.int64)
+    return matrix_rows(_header_matrix(zero, counts, zero, zero))
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:

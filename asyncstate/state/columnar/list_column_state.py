@@ -32,6 +32,7 @@ from asyncstate.state.columnar.list_blocks import (
     NewBlocks,
     chunk_keys,
     empty_heads,
+    numbers_alone,
     read_heads,
 )
 from asyncstate.state.columnar.results import ListColumns, ListRange
@@ -158,6 +159,15 @@ class ListColumnState(BundleState):
         heads = self._heads_for(keys, heads)
         self._remove(heads.select(counts == 0))
         self._replace(heads.select(counts > 0), counts[counts > 0], self._encode(columns, stamps))
+
+    def put_counts(self, keys: KeyBatch, counts: Int64Array, heads: ListHeads | None = None) -> None:
+        """Replace the list of every key by the number of its rows (u), which another state has; 0 removes it."""
+        heads = self._heads_for(keys, heads)
+        self._remove(heads.select(counts == 0))
+        left = heads.select(counts > 0)
+        if left.store_keys:
+            self._sink.put_many(left.store_keys, numbers_alone(counts[counts > 0]))
+            self._delete_chunks(left, np.zeros(len(left.store_keys), np.int64))
 
     def remove(self, keys: KeyBatch, heads: ListHeads | None = None) -> None:
         """Remove all rows of ``keys``."""
