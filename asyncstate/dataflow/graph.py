@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 import pyarrow as pa
 
-from asyncstate.changelog import Changelog, ChangelogMode
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode
 from asyncstate.dataflow.changelog_inference import declared_key, declared_mode
 from asyncstate.dataflow.nodes import (
     Apply,
@@ -32,6 +32,7 @@ from asyncstate.dataflow.nodes import (
 from asyncstate.dataflow.sample import Sample, sample_text
 from asyncstate.errors import JobError
 from asyncstate.flink_names import stream_hint
+from asyncstate.metrics import DROPPED
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operator
 
@@ -113,6 +114,27 @@ class Dataflow:
     def sources(self) -> list[Source]:
         """All sources."""
         return [node for node in self.nodes if isinstance(node, Source)]
+
+    @property
+    def reads_sources_apart(self) -> bool:
+        """Whether several inputs read rows of sources, of one or of several."""
+        return sum(isinstance(one, Source) for node in self.nodes for one in node.inputs) > 1
+
+    def columns_read(self, columns: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """By the name of each source that is read, those of its ``columns`` that may be: all, unless only selections of
+        SQL texts read it."""
+        found: dict[str, list[str]] = {}
+        for source in self.sources:
+            readers = [node for node in self.nodes if source in node.inputs]
+            texts = [text for node in readers for text in _selected_texts(node)]
+            own = {ROW_KIND_COLUMN, DROPPED, source.times.event_time}
+            if readers:
+                found[source.name] = [
+                    name
+                    for name in columns[source.name]
+                    if name in own or any(_may_read(text, name) for text in texts)
+                ]
+        return found
 
     @property
     def sinks(self) -> list[Sink]:
@@ -438,3 +460,15 @@ def _of_all(key: Any, operator: Operator, inputs: int) -> Any:
 
 def _kind(node: Node) -> str:
     return "uid" if isinstance(node, Apply) else type(node).__name__.lower()
+
+
+def _selected_texts(node: Node) -> Sequence[str]:
+    """The texts of a selection of columns; of another node, or with other expressions, the one that reads all."""
+    texts = [*node.expressions, *node.named.values()] if isinstance(node, Transform) else []
+    is_known = isinstance(node, Transform) and node.kind == "select" and texts
+    return texts if is_known and all(isinstance(one, str) for one in texts) else ["*"]
+
+
+def _may_read(text: str, column: str) -> bool:
+    """Whether an expression may read the column: its name occurs in it, or may be written in another way."""
+    return "*" in text or not column.isidentifier() or column.lower() in text.lower()

@@ -1,6 +1,6 @@
 """Where the stages of a micro-batch run: in the driver's process, or in tasks of the cluster.
 
-Owns: ``ExecutorChoice`` and its constants.
+Owns: ``ExecutorChoice`` and its constants; ``SourcesChoice``, whether the rows of all sources come here at once.
 Invariant: the choice never changes results or state, so attempts at a micro-batch may choose differently.
 Must not import Spark.
 """
@@ -115,6 +115,37 @@ class ExecutorChoice:
         limited = any(spec.limit is not None for one, _ in reports for spec in one.spec.inputs)
         if not limited and _rows_of(reports) < self._back_below.get(uid, 0):
             del self._back_below[uid]
+
+
+class SourcesChoice:
+    """Whether the rows of all sources come to the driver's process at once, rather than those of each input of a stage.
+
+    They do once all stages of a micro-batch have run here. If they are too many, the job tries again after 1, 2, 4 and
+    at most 64 micro-batches.
+    """
+
+    def __init__(self) -> None:
+        self._here = self._elsewhere = False
+        self._failed = self._waits = 0
+
+    def begin(self) -> bool:
+        """Whether they come in the micro-batch that begins."""
+        tries = self._here and not self._elsewhere
+        self._here = self._elsewhere = False
+        if tries and self._waits:
+            self._waits -= 1
+            return False
+        return tries
+
+    def ran(self, here: bool) -> None:
+        """Note where a stage ran."""
+        self._here |= here
+        self._elsewhere |= not here
+
+    def came(self, fitted: bool) -> None:
+        """Note whether they were few enough."""
+        self._failed = 0 if fitted else min(self._failed + 1, 7)
+        self._waits = 0 if fitted else 1 << (self._failed - 1)
 
 
 def _rows_of(reports: Reports) -> int:

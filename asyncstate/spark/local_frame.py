@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
@@ -21,7 +23,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
-from asyncstate.metrics import Observed
+from asyncstate.metrics import DROPPED, Observed
 from asyncstate.spark.compatibility import arrow_schema, observed_metrics, setting_of, spark_type
 from asyncstate.spark.exchange import nullable_type
 from asyncstate.spark.facts import local_rows
@@ -156,6 +158,33 @@ def local_transformed(
         for field in made.schema
     ]
     return LocalFrame([made] if made.num_rows else [], StructType(fields), first.sparkSession)
+
+
+def without_dropped(rows: LocalFrame) -> LocalFrame:
+    """The rows that are not marked as dropped, without the marks."""
+    struct = StructType([field for field in rows.schema if field.name != DROPPED])
+    kept = [batch.filter(batch.column(DROPPED).is_null()).select(struct.names) for batch in rows.batches]
+    return LocalFrame([batch for batch in kept if batch.num_rows], struct, rows.sparkSession)
+
+
+def members(rows: LocalFrame, number_column: str, number: int, column: str) -> LocalFrame:
+    """The members of the struct ``column``, as columns, of the rows with this number."""
+    kind: Any = rows.schema[column].dataType
+    struct = StructType([StructField(one.name, one.dataType, True, one.metadata) for one in kind])
+    chosen = [
+        batch.filter(pc.equal(batch.column(number_column), number)).column(column) for batch in rows.batches
+    ]
+    made = [pa.RecordBatch.from_arrays(one.flatten(), names=struct.names) for one in chosen if len(one)]
+    return LocalFrame(made, struct, rows.sparkSession)
+
+
+def has_arrow_types(schema: StructType) -> bool:
+    """Whether rows with these columns can be brought here."""
+    try:
+        arrow_schema(schema)
+    except (PySparkException, NotImplementedError, TypeError):
+        return False
+    return True
 
 
 def without_kinds(rows: LocalFrame) -> LocalFrame:

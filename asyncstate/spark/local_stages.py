@@ -73,6 +73,10 @@ class LocalStages:
     def _collector(self) -> Collector:
         return Collector(self._spark)
 
+    def collect(self, rows: DataFrame, rows_max: int) -> Collected | None:
+        """See ``Collector``."""
+        return self._collector.collect(rows, rows_max, ())
+
     def run(
         self,
         planned: LazyStage,

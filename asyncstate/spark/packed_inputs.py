@@ -23,6 +23,7 @@ from asyncstate.errors import JobError
 from asyncstate.runtime import check_columns
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.local_frame import LocalFrame, members
 
 _SOURCE: Final = "asyncstate:source"
 
@@ -36,7 +37,8 @@ class Packing:
 
     def __init__(self) -> None:
         self.frames: dict[str, DataFrame] = {}
-        self._shapes: dict[str, DataFrame] = {}
+        self.shapes: dict[str, DataFrame] = {}
+        """For each source a DataFrame with its columns."""
         self.tables: dict[str, DataFrame] = {}
         """For each table that does not stream an empty DataFrame: all of its rows are initial rows."""
 
@@ -45,7 +47,7 @@ class Packing:
         streaming DataFrame."""
         shape = check_streaming(name, df)
         self.frames[name] = shape if both is None else both
-        self._shapes[name] = shape
+        self.shapes[name] = shape
 
     def add_table(self, name: str, df: object) -> DataFrame:
         """Add a table; returns an empty DataFrame with its columns. Raises JobError for anything but a bounded
@@ -56,7 +58,7 @@ class Packing:
 
     def shape_of(self, name: str) -> DataFrame:
         """A DataFrame with the columns of a source or table."""
-        return self._shapes[name] if name in self._shapes else self.tables[name]
+        return self.shapes[name] if name in self.shapes else self.tables[name]
 
     def packed(self) -> DataFrame:
         """The rows of all as one stream: a struct for each, null in the rows of the others. A single one is
@@ -71,10 +73,31 @@ class Packing:
             return frames[0]
         return functools.reduce(DataFrame.union, [_part(frames, number) for number in range(len(frames))])
 
+    def narrowed(self, df: DataFrame, read: Mapping[str, Sequence[str]]) -> DataFrame:
+        """The rows of ``packed`` with only those sources and columns that are ``read``."""
+        if len(self.frames) == 1:
+            ((_, names),) = read.items()
+            return df.select(*map(quoted, names))
+        numbers = {name: number for number, name in enumerate(self.frames) if read.get(name)}
+        texts = [quoted(_SOURCE)]
+        for name, number in numbers.items():
+            struct = quoted(_struct_name(number))
+            members = (f"{_literal(one)}, {struct}.{quoted(one)}" for one in read[name])
+            texts.append(f"named_struct({', '.join(members)}) as {struct}")
+        chosen = ", ".join(map(str, numbers.values()))
+        return df.where(f"{quoted(_SOURCE)} in ({chosen})").selectExpr(*texts)
+
     def unpacked(self, df: DataFrame) -> dict[str, DataFrame]:
         """The rows of a micro-batch of ``packed``, by name."""
         if len(self.frames) == 1:
             return self.tables | {name: df for name in self.frames}
+        if isinstance(df, LocalFrame):
+            return self.tables | {
+                name: members(df, _SOURCE, number, _struct_name(number))
+                if _struct_name(number) in df.schema.names
+                else LocalFrame([], self.shapes[name].schema, df.sparkSession)
+                for number, name in enumerate(self.frames)
+            }
         return self.tables | {
             name: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
             for number, name in enumerate(self.frames)
@@ -95,6 +118,11 @@ def _part(frames: list[DataFrame], number: int) -> DataFrame:
         rows = sf.struct(*map(quoted, df.columns)) if other == number else sf.lit(None).cast(df.schema)
         columns.append(rows.alias(_struct_name(other)))
     return frames[number].select(*columns)
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _struct_name(number: int) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
@@ -20,10 +21,10 @@ from pyspark.sql import functions as sf
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
-from asyncstate.driver.executor_choice import ExecutorChoice, Setting
+from asyncstate.driver.executor_choice import ExecutorChoice, Setting, SourcesChoice
 from asyncstate.metrics import DROPPED, Observed
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime import CommitRecord, TaskSpec
+from asyncstate.runtime import CommitRecord, TaskSpec, highest_event_time
 from asyncstate.spark import exchange
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.compatibility import (
@@ -34,7 +35,13 @@ from asyncstate.spark.compatibility import (
     runs_locally,
 )
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
-from asyncstate.spark.local_frame import LocalFrame, local_transformed, without_kinds
+from asyncstate.spark.local_frame import (
+    LocalFrame,
+    has_arrow_types,
+    local_transformed,
+    without_dropped,
+    without_kinds,
+)
 from asyncstate.spark.local_stages import LocalStage, LocalStages
 from asyncstate.spark.packed_inputs import before, initial_of, nothing, static
 from asyncstate.spark.python_task import StatelessTask
@@ -60,6 +67,7 @@ class SparkExecutor:
     ) -> None:
         self._spark = spark
         local = runs_locally(spark)
+        self._sources = SourcesChoice()
         self._choice = ExecutorChoice(setting if local else "spark", not local or is_one_machine(spark))
         self._local = LocalStages(spark, run_partitions)
         self._run_partitions = run_partitions
@@ -74,6 +82,21 @@ class SparkExecutor:
         return default_parallelism(self._spark)
 
     # -- rows ------------------------------------------------------------------------------------------
+
+    def brings_sources(self) -> bool:
+        """Whether to bring the rows of all sources of the micro-batch that begins: one Spark job does, where each input
+        of a stage would take one."""
+        return self._sources.begin()
+
+    def brought(self, rows: DataFrame) -> LocalFrame | None:
+        """``rows`` in this process; None if they are too many or too large."""
+        if not has_arrow_types(rows.schema):
+            return None
+        found = self._local.collect(rows, self._choice.rows_max)
+        fits = found is not None and found.num_rows <= self._choice.rows_max
+        fits = fits and found is not None and found.size_bytes <= self._choice.bytes_max
+        self._sources.came(fits)
+        return LocalFrame(found.batches, rows.schema, self._spark) if fits and found is not None else None
 
     def columns(self, rows: DataFrame) -> list[str]:
         """Column names, including ``row_kind`` if there is one."""
@@ -114,13 +137,16 @@ class SparkExecutor:
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
         """``rows``; the stage that reads them records the highest event time that may advance a watermark."""
-        if is_connect(rows):  # its client does not get what a local checkpoint has observed
+        # Times of rows that are here are read when they are needed; a client does not get what a checkpoint observed.
+        if isinstance(rows, LocalFrame) or is_connect(rows):
             return rows
         self._observed.add(name)
         return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
 
     def highest(self, rows: DataFrame, event_time: str) -> int | None:
         """The highest event time that may advance a watermark, in microseconds; reads the rows."""
+        if isinstance(rows, LocalFrame):
+            return highest_event_time(rows.batch.column(event_time))
         found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
         return found
 
@@ -128,6 +154,8 @@ class SparkExecutor:
         """``rows`` without those that are marked as dropped; the stage that reads them counts these."""
         if DROPPED not in rows.columns:
             return rows
+        if isinstance(rows, LocalFrame):
+            return without_dropped(rows)
         if not is_connect(rows):
             self._observed.add(name)
             rows = rows.observe(name, *map(sf.expr, _COUNTS))
@@ -137,6 +165,9 @@ class SparkExecutor:
         """The number of rows that are marked as dropped, and one mark; reads the rows."""
         if DROPPED not in rows.columns:
             return Observed(0)
+        if isinstance(rows, LocalFrame):
+            marks = rows.batch.column(DROPPED).drop_null()
+            return Observed(len(marks), pc.min(marks).as_py())
         return Observed(*rows.agg(*map(sf.expr, _COUNTS)).collect()[0])
 
     def without_kinds(self, rows: DataFrame) -> DataFrame:
@@ -207,7 +238,9 @@ class SparkExecutor:
         if self._is_local(planned):
             local = self._local.run(planned, self._choice, self.texts, stateless, self._observed)
             if local is not None:
+                self._sources.ran(here=True)
                 return local
+        self._sources.ran(here=False)
         stage, reports = run_stages(planned.planned, self.texts, self._arrow, stateless, self._observed)
         self._choice.ran_on_cluster(planned.uid, reports)
         return stage, reports

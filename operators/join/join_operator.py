@@ -97,7 +97,8 @@ class Join(TwoInputJoin):
     State: ``left`` and ``right``: all columns of the rows, under the join key: a list of rows, or one row
     where the key is unique. A bundle reads the other side's rows for its keys, and of its own side the sizes
     only, unless it retracts or replaces rows or a condition needs to know who had a partner before. Partners
-    are counted again from the rows, so no association counts are stored.
+    are counted again from the rows, so no association counts are stored. A key that loses one of more than 1,024 rows
+    has an entry a row from then on (``left_by_row``, ``right_by_row``), so that a change costs what it changes.
 
     Source: Flink's ``StreamingJoinOperator``, ``StreamingSemiAntiJoinOperator`` and their mini-batch forms.
     """
