@@ -20,15 +20,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.driver import executor_choice
-from asyncstate.driver.executor_choice import ExecutorChoice
+from asyncstate.driver.executor_choice import ExecutorChoice, SourcesChoice
 from asyncstate.errors import ConfigurationError, JobError, OperatorError
+from asyncstate.metrics import DROPPED
 from asyncstate.operator import InputSpec
 from asyncstate.partial_aggregation import PartialLimit
 from asyncstate.runtime import CommitRecord
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
-from asyncstate.spark.local_frame import LocalFrame
+from asyncstate.spark.local_frame import Collector, LocalFrame
 from asyncstate.spark.sinks import UpsertSink
 from asyncstate.spark.sinks.target import TargetChanges
+from asyncstate.spark.spark_executor import SparkExecutor
 from asyncstate.storage import FileRef, OperatorManifest, PartitionManifest, SnapshotRef
 from asyncstate.testing import net
 from operators import (
@@ -729,3 +731,107 @@ def test_rows_that_are_too_wide_run_on_the_executors(
     assert places == [True, False, False, True, False, False, False]
     on_batch(spark.range(1).selectExpr("0 as k", "'z' as v"), 7)
     assert job.history[-1]["operators"]["n"]["in_driver"]
+
+
+def _several_sources(spark: SparkSession, make_job: MakeJob, folder: Path, executor: str) -> tuple[Any, Any]:
+    """A job whose sources are read by several operators and a sink; what it emitted, and its metrics."""
+    job = make_job(checkpoint_dir=str(folder / "state"), options={"async-state.executor": executor})
+    at = "timestamp'2026-01-01' + make_interval(0, 0, 0, 0, 0, 0, id * 10 + {n}) as at"
+    bids_of = [
+        f"select id % 3 as k, id * {n + 1} as v, 'w' as wide, {at.format(n=n * 30)} from range(8)"
+        for n in range(4)
+    ]
+    kinds = ["+I", "+I", "-D"]  # the last one of a row that is not there
+    names_of = [
+        f"select {n % 3}L as k, named_struct('a', {n // 3}) as name, '{kinds[n]}' as row_kind"
+        for n in range(3)
+    ]
+    names_of.append("select 0L as k, named_struct('a', 7) as name, '+I' as row_kind")
+    bids_ = job.source(
+        "bids", files(spark, folder / "bids", *bids_of), event_time="at", watermark_delay="5 seconds"
+    )
+    names = job.source("names", files(spark, folder / "names", *names_of), changelog=True)
+    job.source("not read", files(spark, folder / "other", *(f"select {n} as x" for n in range(4))))
+    seen: dict[str, list[Any]] = {}
+
+    def sink(name: str) -> Any:
+        return lambda df, number: seen.setdefault(name, []).extend(
+            (number, tuple(row)) for row in sorted(df.drop("wide").collect(), key=str)
+        )
+
+    windows = WindowAggregate(tumble("10 seconds"), [count().alias("n")])
+    bids_.select("k", "at").apply(windows, key="k", uid="windows").to(sink("windows"), name="windows")
+    bids_.where("v % 2 = 0").select("k", "v").apply(
+        GroupAggregate([sum_("v").alias("s")]), key="k", uid="sums"
+    ).to(sink("sums"), name="sums")
+    joined = bids_.select("k", "v").apply(Join(), names, key=["k", "k"], uid="joined")
+    joined.to(sink("joined"), name="joined")
+    bids_.to(sink("bids"), name="bids")
+    return job, seen
+
+
+def test_one_job_of_spark_brings_the_rows_of_all_sources(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[tuple[int, Any]] = []
+    collect = Collector.collect
+
+    def counted(self: Collector, df: DataFrame, *more: Any) -> Any:
+        brought.append((len(brought), None if isinstance(df, LocalFrame) else df.columns))
+        return collect(self, df, *more)
+
+    monkeypatch.setattr(Collector, "collect", counted)
+    found = {}
+    for executor in ("spark", "local"):
+        job, seen = _several_sources(spark, make_job, tmp_path / executor, executor)
+        job.await_termination(job.start(trigger="availableNow"))
+        times = [(one["sources"], one["watermark_us"], one["dropped"]) for one in job.history]
+        found[executor] = {name: rows for name, rows in seen.items()}, times
+    assert found["local"] == found["spark"]
+    rows = found["local"][0]
+    values = [(id_ % 3, id_ * n) for n in range(1, 5) for id_ in range(8)]
+    sums = {(k, sum(v for key, v in values if key == k and v % 2 == 0)): 1 for k in range(3)}
+    assert net((row[-1], *row[:-1]) for _, row in rows["sums"]) == sums
+    names = {0: [(0,), (7,)], 1: [(0,)], 2: []}
+    expected = Counter((*one, name) for one in values for name in names[one[0]])
+    assert net((row[-1], row[0], row[1], row[3]) for _, row in rows["joined"]) == expected
+    assert len(rows["bids"]) == len(values)
+    assert rows["windows"]
+    by_spark = [columns for _, columns in brought if columns is not None]
+    # The first micro-batch does not know yet; of the others, one condition is Spark's.
+    assert by_spark[-1] == ["k", "v"]
+    assert ["asyncstate:source", "asyncstate:0", "asyncstate:1"] in by_spark
+    assert len(by_spark) <= 4 + 2 * 3
+
+
+def test_sources_with_too_many_rows_are_tried_less_and_less_often() -> None:
+    choice, tries = SourcesChoice(), []
+    for _ in range(40):
+        tries.append(choice.begin())
+        if tries[-1]:
+            choice.came(fitted=False)
+        choice.ran(here=True)
+    assert [number for number, tried in enumerate(tries) if tried] == [1, 3, 6, 11, 20, 37]
+    choice.came(fitted=True)
+    assert choice.begin()
+    choice.ran(here=True)
+    choice.ran(here=False)
+    assert not choice.begin()
+    assert not choice.begin()  # no stage has run
+
+
+def test_rows_that_are_marked_as_dropped_are_counted_here_as_in_spark(spark: SparkSession) -> None:
+    executor = SparkExecutor(spark)
+    rows = spark.createDataFrame([(1, None), (2, "b"), (3, "a")], f"v long, `{DROPPED}` string")
+    here = LocalFrame(rows.toArrow().to_batches(), rows.schema, spark)
+    for frame in (rows, here):
+        assert executor.dropped(frame) == (2, "a")
+        assert [tuple(row) for row in executor.kept(frame, "n").collect()] == [(1,)]
+    none = LocalFrame([], rows.schema, spark)
+    assert executor.dropped(none) == (0, None)
+    times = spark.sql(
+        "select timestamp_micros(v) as t from values (1L), (2L), (5000000000000000000L), (null) as x(v)"
+    )
+    here = LocalFrame(times.toArrow().to_batches(), times.schema, spark)
+    assert executor.highest(times, "t") == executor.highest(here, "t") == 2
+    assert executor.highest(LocalFrame([], times.schema, spark), "t") is None
