@@ -14,8 +14,8 @@ from typing import Final, Literal
 from asyncstate.driver.executor import Prepared
 from asyncstate.runtime import CommitRecord, TaskSpec, state_bytes, why_no_stores
 
-ROWS_MAX: Final = 10_000
-"""Rows of a stage above which it runs on the cluster. An estimate: at 1,000 rows the driver is twice as quick."""
+ROWS_MAX: Final = 50_000
+"""Rows of a stage above which it runs on the cluster: at 80,000 rows of one stage two cores are as quick."""
 ROWS_MAX_GIVEN: Final = 1_000_000
 """The same where the configuration asks for the driver's process."""
 BYTES_MAX: Final = 64 << 20
@@ -56,6 +56,11 @@ class ExecutorChoice:
     def rows_max(self) -> int:
         """The rows that a stage in the driver's process may have."""
         return ROWS_MAX_GIVEN if self._setting == "local" else ROWS_MAX
+
+    @property
+    def source_rows_max(self) -> int:
+        """The rows of all sources that may come to the driver's process at once: those of several stages."""
+        return 4 * self.rows_max
 
     @property
     def bytes_max(self) -> int:

@@ -92,8 +92,8 @@ class SparkExecutor:
         """``rows`` in this process; None if they are too many or too large."""
         if not has_arrow_types(rows.schema):
             return None
-        found = self._local.collect(rows, self._choice.rows_max)
-        fits = found is not None and found.num_rows <= self._choice.rows_max
+        found = self._local.collect(rows, self._choice.source_rows_max)
+        fits = found is not None and found.num_rows <= self._choice.source_rows_max
         fits = fits and found is not None and found.size_bytes <= self._choice.bytes_max
         self._sources.came(fits)
         return LocalFrame(found.batches, rows.schema, self._spark) if fits and found is not None else None
