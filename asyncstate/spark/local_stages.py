@@ -74,7 +74,7 @@ class LocalStages:
         return Collector(self._spark)
 
     def collect(self, rows: DataFrame, rows_max: int) -> Collected | None:
-        """See ``Collector``."""
+        """The rows of a DataFrame, in one Spark job; None if Spark refuses their size. See ``Collector``."""
         return self._collector.collect(rows, rows_max, ())
 
     def run(

@@ -222,7 +222,7 @@ class Reader:
 
     def _again(self, canonical: Any, plan: Any, needed: Needed) -> Read | None:
         """A subplan that was read before, under the names of this one; None if it lacks a column, with which the
-        statement is read anew."""
+        statement is read again."""
         made, names, lacking = dict[ir.Column, str](), dict[int, str](), set[int]()
         read, output = self._made[canonical]
         for place, (old, attribute) in enumerate(zip(output, items(plan.output()), strict=True)):
