@@ -121,19 +121,17 @@ class Dataflow:
         return sum(isinstance(one, Source) for node in self.nodes for one in node.inputs) > 1
 
     def columns_read(self, columns: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """By the name of each source that is read, those of its ``columns`` that may be: all, unless only selections of
-        SQL texts read it."""
+        """By name, of each source with ``columns`` that is read, at least those that may be: all, unless only
+        selections of SQL texts read it."""
         found: dict[str, list[str]] = {}
         for source in self.sources:
             readers = [node for node in self.nodes if source in node.inputs]
+            if not readers or source.name not in columns:
+                continue
             texts = [text for node in readers for text in _selected_texts(node)]
-            own = {ROW_KIND_COLUMN, DROPPED, source.times.event_time}
-            if readers:
-                found[source.name] = [
-                    name
-                    for name in columns[source.name]
-                    if name in own or any(_may_read(text, name) for text in texts)
-                ]
+            own, every = {ROW_KIND_COLUMN, DROPPED, source.times.event_time}, columns[source.name]
+            names = [name for name in every if name in own or any(_may_read(text, name) for text in texts)]
+            found[source.name] = names or list(every[:1])  # also if only the number of rows is read
         return found
 
     @property

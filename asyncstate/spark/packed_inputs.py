@@ -89,19 +89,26 @@ class Packing:
 
     def unpacked(self, df: DataFrame) -> dict[str, DataFrame]:
         """The rows of a micro-batch of ``packed``, by name."""
-        if len(self.frames) == 1:
-            return self.tables | {name: df for name in self.frames}
+        numbers = {name: number for number, name in enumerate(self.frames)}
         if isinstance(df, LocalFrame):
-            return self.tables | {
-                name: members(df, _SOURCE, number, _struct_name(number))
-                if _struct_name(number) in df.schema.names
-                else LocalFrame([], self.shapes[name].schema, df.sparkSession)
-                for number, name in enumerate(self.frames)
+            nothing_here: dict[str, DataFrame] = {
+                name: self._nothing(name, df) for name in (*self.tables, *self.frames)
             }
+            there = {name: _struct_name(number) for name, number in numbers.items()}
+            return nothing_here | {
+                name: df if len(numbers) == 1 else members(df, _SOURCE, numbers[name], struct)
+                for name, struct in there.items()
+                if len(numbers) == 1 or struct in df.schema.names
+            }
+        if len(numbers) == 1:
+            return self.tables | {name: df for name in numbers}
         return self.tables | {
             name: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
-            for number, name in enumerate(self.frames)
+            for name, number in numbers.items()
         }
+
+    def _nothing(self, name: str, like: LocalFrame) -> LocalFrame:
+        return LocalFrame([], self.shape_of(name).schema, like.sparkSession)
 
 
 def check_streaming(name: str, df: object) -> DataFrame:

@@ -752,6 +752,10 @@ def _several_sources(spark: SparkSession, make_job: MakeJob, folder: Path, execu
     )
     names = job.source("names", files(spark, folder / "names", *names_of), changelog=True)
     job.source("not read", files(spark, folder / "other", *(f"select {n} as x" for n in range(4))))
+    counted = job.source(
+        "counted", files(spark, folder / "counted", *(f"select id from range({n})" for n in range(1, 5)))
+    )
+    words = job.table("words", spark.sql("select 1L as k, 'one' as word"))
     seen: dict[str, list[Any]] = {}
 
     def sink(name: str) -> Any:
@@ -767,6 +771,10 @@ def _several_sources(spark: SparkSession, make_job: MakeJob, folder: Path, execu
     joined = bids_.select("k", "v").apply(Join(), names, key=["k", "k"], uid="joined")
     joined.to(sink("joined"), name="joined")
     bids_.to(sink("bids"), name="bids")
+    ones = counted.select("1 as one").apply(GroupAggregate([count().alias("n")]), key="one", uid="ones")
+    ones.to(sink("ones"), name="ones")
+    named = bids_.select("k", "v").apply(Join(), words, key=["k", "k"], uid="named")
+    named.to(sink("named"), name="named")
     return job, seen
 
 
@@ -797,11 +805,15 @@ def test_one_job_of_spark_brings_the_rows_of_all_sources(
     assert net((row[-1], row[0], row[1], row[3]) for _, row in rows["joined"]) == expected
     assert len(rows["bids"]) == len(values)
     assert rows["windows"]
+    assert net((row[-1], *row[:-1]) for _, row in rows["ones"]) == {(1, 10): 1}
+    assert net((row[-1], *row[:-1]) for _, row in rows["named"]) == Counter(
+        (*one, 1, "one") for one in values if one[0] == 1
+    )
     by_spark = [columns for _, columns in brought if columns is not None]
-    # The first micro-batch does not know yet; of the others, one condition is Spark's.
-    assert by_spark[-1] == ["k", "v"]
-    assert ["asyncstate:source", "asyncstate:0", "asyncstate:1"] in by_spark
-    assert len(by_spark) <= 4 + 2 * 3
+    # The first micro-batch does not know yet; of the others, one condition and one literal are Spark's.
+    later = [["asyncstate:source", "asyncstate:0", "asyncstate:1", "asyncstate:3"], ["k", "v"], ["one"]]
+    assert by_spark[-9:] == later * 3
+    assert later[0] not in by_spark[:-9]
 
 
 def test_sources_with_too_many_rows_are_tried_less_and_less_often() -> None:
