@@ -33,6 +33,7 @@ BUNDLE_WRITES: Final = frozenset(
     {
         "append",
         "put",
+        "put_counts",
         "remove",
         "remove_all",
         "remove_entries",

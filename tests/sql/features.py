@@ -161,6 +161,10 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select t.a, u.d from t left join u on t.a + (select min(f) from v) = u.a * (select max(f) from v)",
         "",
     ),
+    "scalar-alone-in-full-join": (
+        "select t.a, u.d from t full join u on t.a = (select min(d) from u)",
+        "select t.a, u.d from t full join u on t.a is not distinct from (select min(d) from u) and t.a is not null",
+    ),
     "scalar-in-full-join": (
         "select t.a, u.d from t full join u on t.a = u.a and t.b + u.d > (select min(f) from v) + 4",
         "",
@@ -531,10 +535,6 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "subquery-of-outer-join": (
-        "select t.a, u.d from t full join u on t.a = (select min(d) from u)",
-        r"a subquery \(ScalarSubquery\) stays in an expression; write it as a join",
-    ),
     "subquery-of-both": (
         "select t.a from t full join u on exists (select 1 from u as w where w.d = t.a and w.a = u.a)",
         "Spark says of the statement: .*both join inputs",
