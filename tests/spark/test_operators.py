@@ -194,6 +194,7 @@ def test_chained_operators_and_two_inputs_share_a_batch(
     assert job.history[-1]["operators"]["pairs"]["rows_in"] == 6 + 2 * 5
 
 
+@pytest.mark.executors  # in the driver, small deltas are one file
 def test_an_output_used_twice_or_never_runs_its_stage_once(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:

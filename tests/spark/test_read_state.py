@@ -220,6 +220,7 @@ def test_what_is_not_there_is_refused_at_once(spark: SparkSession, place: str, t
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.executors  # in the driver, small deltas are one file
 def test_a_damaged_file_is_named(spark: SparkSession, place: str, tmp_path: Path) -> None:
     own = tmp_path / "checkpoint"
     shutil.copytree(place, own)

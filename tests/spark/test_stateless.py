@@ -34,6 +34,7 @@ def timed(spark: SparkSession, *rows: tuple[int, int | None]) -> DataFrame:
     return given.selectExpr("id", "timestamp_seconds(seconds) as `at.time`")
 
 
+@pytest.mark.executors  # in the driver, small deltas are one file
 def test_it_runs_with_what_reads_it(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
     lines: list[int] = []
     job = make_job()
