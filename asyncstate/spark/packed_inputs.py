@@ -82,10 +82,10 @@ class Packing:
         texts = [quoted(_SOURCE)]
         for name, number in numbers.items():
             struct = quoted(_struct_name(number))
-            members = (f"{_literal(one)}, {struct}.{quoted(one)}" for one in read[name])
-            texts.append(f"named_struct({', '.join(members)}) as {struct}")
-        chosen = ", ".join(map(str, numbers.values()))
-        return df.where(f"{quoted(_SOURCE)} in ({chosen})").selectExpr(*texts)
+            chosen = (f"{struct}.{quoted(one)} as {quoted(one)}" for one in read[name])
+            texts.append(f"struct({', '.join(chosen)}) as {struct}")
+        listed = ", ".join(map(str, numbers.values()))
+        return df.where(f"{quoted(_SOURCE)} in ({listed})").selectExpr(*texts)
 
     def unpacked(self, df: DataFrame) -> dict[str, DataFrame]:
         """The rows of a micro-batch of ``packed``, by name."""
@@ -125,11 +125,6 @@ def _part(frames: list[DataFrame], number: int) -> DataFrame:
         rows = sf.struct(*map(quoted, df.columns)) if other == number else sf.lit(None).cast(df.schema)
         columns.append(rows.alias(_struct_name(other)))
     return frames[number].select(*columns)
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _struct_name(number: int) -> str:

@@ -244,7 +244,10 @@ class Reader:
     def _whole(self, plan: Any, is_cut: bool = False) -> Any:
         """The plan whose joins have all columns of their sides, so that those that differ only in what is read of them
         are equal. ``is_cut``: whether what reads the plan says which columns it reads."""
-        kind, below = kind_of(plan), items(plan.children())
+        below = items(plan.children())
+        if not below:
+            return plan
+        kind = kind_of(plan)
         is_cut = kind in _CUTS or (is_cut and kind in _PASSING)
         whole = [self._whole(one, is_cut) for one in below]
         if kind == "Join" and is_cut:
@@ -262,7 +265,7 @@ class Reader:
         ):
             return plan
         leaf = plan.child()
-        while kind_of(leaf) in ("Project", "Filter"):
+        while source_of(leaf) is None and kind_of(leaf) in ("Project", "Filter"):
             leaf = leaf.child()
         return plan if source_of(leaf) in {CLOCK, *self.lookups, *self.syntax.parts} else plan.child()
 

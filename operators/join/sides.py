@@ -219,21 +219,8 @@ class ListSide(SideState):
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``; only keys that lose rows are written as a whole."""
         added = added.by_key()
-        if (
-            own.found is not None
-            and own.of_long is not None
-            and own.heads is not None
-            and self._long is not None
-        ):
-            is_long = own.heads.elsewhere
-            of_long = is_long[added.key_index]
-            more = added.take(np.flatnonzero(of_long))
-            assert more.at is not None
-            grown = self._long.change(own.found, removed[own.of_long], more.columns, more.at)
-            counts = own.heads.counts + grown
-            changed = is_long & (grown != 0)
-            self._state.put_counts(keys.select(changed), counts[changed], own.heads.select(changed))
-            removed, added = removed & ~own.of_long, added.take(np.flatnonzero(~of_long))
+        if own.found is not None:
+            removed, added = self._apply_long(keys, own, removed, added)
         if not removed.any():
             if len(added.key_index):
                 self._state.append(keys, added.columns, added.key_index, own.heads, added.stamps)
@@ -250,6 +237,23 @@ class ListSide(SideState):
             self._state.append(
                 keys.select(gains), some.columns, some.key_index, own.heads.select(gains), some.stamps
             )
+
+    def _apply_long(
+        self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added
+    ) -> tuple[BoolArray, Added]:
+        """Change the long lists; returns what is left to remove and to add."""
+        assert self._long is not None
+        assert own.found is not None
+        assert own.of_long is not None
+        assert own.heads is not None
+        of_long = own.heads.elsewhere[added.key_index]
+        come = added.take(np.flatnonzero(of_long))
+        assert come.at is not None
+        grown = self._long.change(own.found, removed[own.of_long], come.columns, come.at)
+        changed = grown != 0
+        counts = (own.heads.counts + grown)[changed]
+        self._state.put_counts(keys.select(changed), counts, own.heads.select(changed))
+        return removed & ~own.of_long, added.take(np.flatnonzero(~of_long))
 
     def _replace(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added, chosen: BoolArray) -> None:
         """Rewrite the lists of the ``chosen`` keys: the rows that stay, then the added ones."""

@@ -781,11 +781,11 @@ def _several_sources(spark: SparkSession, make_job: MakeJob, folder: Path, execu
 def test_one_job_of_spark_brings_the_rows_of_all_sources(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brought: list[tuple[int, Any]] = []
+    brought: list[Any] = []
     collect = Collector.collect
 
     def counted(self: Collector, df: DataFrame, *more: Any) -> Any:
-        brought.append((len(brought), None if isinstance(df, LocalFrame) else df.columns))
+        brought.append(None if isinstance(df, LocalFrame) else df.columns)
         return collect(self, df, *more)
 
     monkeypatch.setattr(Collector, "collect", counted)
@@ -794,7 +794,7 @@ def test_one_job_of_spark_brings_the_rows_of_all_sources(
         job, seen = _several_sources(spark, make_job, tmp_path / executor, executor)
         job.await_termination(job.start(trigger="availableNow"))
         times = [(one["sources"], one["watermark_us"], one["dropped"]) for one in job.history]
-        found[executor] = {name: rows for name, rows in seen.items()}, times
+        found[executor] = seen, times
     assert found["local"] == found["spark"]
     rows = found["local"][0]
     values = [(id_ % 3, id_ * n) for n in range(1, 5) for id_ in range(8)]
@@ -809,7 +809,7 @@ def test_one_job_of_spark_brings_the_rows_of_all_sources(
     assert net((row[-1], *row[:-1]) for _, row in rows["named"]) == Counter(
         (*one, 1, "one") for one in values if one[0] == 1
     )
-    by_spark = [columns for _, columns in brought if columns is not None]
+    by_spark = [columns for columns in brought if columns is not None]
     # The first micro-batch does not know yet; of the others, one condition and one literal are Spark's.
     later = [["asyncstate:source", "asyncstate:0", "asyncstate:1", "asyncstate:3"], ["k", "v"], ["one"]]
     assert by_spark[-9:] == later * 3

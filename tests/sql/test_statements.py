@@ -231,7 +231,7 @@ def test_each_node_of_a_plan_is_asked_once_whether_it_reads_a_source(
     monkeypatch.setattr(plans, "kind_of", counted)
     joined = " JOIN ".join(f"t t{n} ON t{n - 1}.v = t{n}.id" for n in range(1, 9))
     context.run(f"EXPLAIN SELECT t0.n + t8.n AS x FROM t t0 JOIN {joined}")
-    assert asked.count("LogicalRDD") <= 5 * 9
+    assert asked.count("LogicalRDD") <= 3 * 9
 
 
 def test_a_changed_scalar_emits_only_the_rows_between_the_bounds(
