@@ -7,13 +7,13 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
+from asyncstate.dataflow.arrow_expressions import arrow_condition, projection
 from asyncstate.dataflow.nodes import Transform, array_of
 
 
@@ -33,19 +33,13 @@ def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.
         own = {name.lower(): name for name in rows.schema.names}
         if any(own.get(name.lower(), name) != name for name in node.named):
             return None  # to Spark it is the column with other letters
-        made = _columns(node.named, rows)
+        made = _columns((), node.named, rows)
         return None if made is None else _batch({**_all(rows), **made})
     if node.kind == "select":
-        plain = plain_columns(node.expressions, rows.schema) if node.expressions else ()
-        made = _columns(node.named, rows)
-        if plain is None or made is None:
-            return None
-        columns = {name: rows.column(column) for column, name in plain} | made
-        if len(columns) < len(plain) + len(made):
-            return None
-        if kinds and ROW_KIND_COLUMN in rows.schema.names:
+        columns = _columns(node.expressions, node.named, rows)
+        if columns is not None and kinds and ROW_KIND_COLUMN in rows.schema.names:
             columns.setdefault(ROW_KIND_COLUMN, rows.column(ROW_KIND_COLUMN))
-        return _batch(columns)
+        return None if columns is None else _batch(columns)
     return None
 
 
@@ -63,14 +57,15 @@ def _batch(columns: Mapping[str, pa.Array]) -> pa.RecordBatch | None:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)) if columns else None
 
 
-def _columns(named: Mapping[str, Any], rows: pa.RecordBatch) -> dict[str, pa.Array] | None:
-    made: dict[str, pa.Array] = {}
-    for name, expression in named.items():
-        if callable(expression):
-            made[name] = array_of(expression, rows, name)
-            continue
-        plain = plain_columns([expression], rows.schema)
-        if plain is None:
-            return None
-        made[name] = rows.column(plain[0][0])
-    return made
+def _columns(
+    expressions: Sequence[Any], named: Mapping[str, Any], rows: pa.RecordBatch
+) -> dict[str, pa.Array] | None:
+    texts = {name: one for name, one in named.items() if not callable(one)}
+    made = projection(expressions, texts, rows.schema)
+    if made is None or not {one.name for one in made[: len(expressions)]}.isdisjoint(named):
+        return None
+    found = {one.name: one.column(rows) for one in made}
+    functions = {name: array_of(one, rows, name) for name, one in named.items() if name not in texts}
+    return {one.name: found[one.name] for one in made[: len(expressions)]} | {
+        name: functions[name] if name in functions else found[name] for name in named
+    }

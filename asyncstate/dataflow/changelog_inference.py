@@ -27,8 +27,8 @@ from asyncstate.changelog import (
     union_of,
     upserts_way_out,
 )
-from asyncstate.dataflow.arrow_sql import parsed_sql, plain_column, star_leaves_out
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
+from asyncstate.dataflow.sql_text import parsed_sql, plain_column, star_leaves_out
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.sql_words import NAMED_TIME
 

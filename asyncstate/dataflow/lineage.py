@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
-from asyncstate.dataflow.arrow_sql import plain_column
 from asyncstate.dataflow.graph import Dataflow
 from asyncstate.dataflow.nodes import (
     Apply,
@@ -25,6 +24,7 @@ from asyncstate.dataflow.nodes import (
     condition_text,
     filters_of,
 )
+from asyncstate.dataflow.sql_text import plain_column
 from asyncstate.errors import JobError
 from asyncstate.storage import GraphManifest, SinkManifest
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import sqlglot.expressions as exp
 
 from asyncstate.changelog import Changelog, ChangelogMode
-from asyncstate.dataflow.arrow_sql import normal_sql, parsed_sql, plain_column, star_leaves_out
+from asyncstate.dataflow.sql_text import normal_sql, parsed_sql, plain_column, star_leaves_out
 from asyncstate.durations import Duration
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Apply, Dataflow, Node, Output, Transform
-from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
+from asyncstate.dataflow.arrow_expressions import MadeColumn, arrow_condition, projection
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.driver.executor import R
 from asyncstate.driver.micro_batch import MicroBatch
@@ -122,7 +122,7 @@ def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...]
     """The names of the routing columns after a step; None if a column was dropped."""
     if not isinstance(step, ProjectStep):
         return route
-    new = {name: renamed for name, renamed in reversed(step.columns)}
+    new = {source: name for source, name in reversed(step.columns) if isinstance(source, str)}
     return tuple(new[name] for name in route) if all(name in new for name in route) else None
 
 
@@ -169,7 +169,7 @@ def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:
         count = sum(last in other.inputs for other in flow.nodes if not isinstance(other, Output))
         return f"the rows of '{last.name}' have {count} readers" if count > 1 else ""
     if isinstance(following, Transform):
-        return f"'{following.text}' is more than conditions of columns and literals of one type, or plain columns"
+        return f"Arrow does not compute '{following.text}' as Spark does, or not of all values"
     return ""
 
 
@@ -188,26 +188,34 @@ def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] |
         kept = arrow_condition(condition, schema) if isinstance(condition, str) else None
         return None if kept is None else (FilterStep(kept), schema)
     if node.kind == "drop":
-        names = [name for name in schema.names if name not in node.expressions]
-        return _renamed(tuple((name, name) for name in names), schema)
+        return _projected(
+            [_passed(one, schema) for one in schema.names if one not in node.expressions], schema
+        )
+    if node.kind == "with_columns":
+        own = {name.lower(): name for name in schema.names}
+        if any(own.get(name.lower(), name) != name for name in node.named):
+            return None  # to Spark it is the column with other letters
+        made = projection((), node.named, schema)
+        columns = {name: _passed(name, schema) for name in schema.names}
+        return made and _projected([*(columns | {one.name: one for one in made}).values()], schema)
     if node.kind == "select":
-        texts = [*node.expressions, *(_named(name, one) for name, one in node.named.items())]
-        columns = plain_columns(texts, schema)
-        return None if columns is None else _renamed(columns, schema)
+        return _projected(projection(node.expressions, node.named, schema), schema)
     return None
 
 
-def _named(name: str, expression: Any) -> Any:
-    return f"{expression} AS `{name}`" if isinstance(expression, str) else None
+def _passed(name: str, schema: pa.Schema) -> MadeColumn:
+    return MadeColumn(name, name, schema.field(name).type)
 
 
-def _renamed(columns: tuple[tuple[str, str], ...], schema: pa.Schema) -> tuple[Step | None, pa.Schema] | None:
-    if not columns:
+def _projected(
+    columns: Sequence[MadeColumn] | None, schema: pa.Schema
+) -> tuple[Step | None, pa.Schema] | None:
+    if not columns or any(one.name.lower() == ROW_KIND_COLUMN for one in columns):
         return None
-    if [name for name, new in columns if name == new] == schema.names:
+    if [one.source for one in columns] == [one.name for one in columns] == schema.names:
         return None, schema
-    fields = [schema.field(name).with_name(new) for name, new in columns]
-    return ProjectStep(columns), pa.schema(fields)
+    pairs = [(one.source if isinstance(one.source, str) else one.source.column, one.name) for one in columns]
+    return ProjectStep(tuple(pairs)), pa.schema([(one.name, one.type) for one in columns])
 
 
 def _mask(condition: Any, rows: pa.RecordBatch) -> pa.Array:

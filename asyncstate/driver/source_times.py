@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from asyncstate.dataflow import Apply, Dataflow, Node, Source, Transform
-from asyncstate.dataflow.arrow_sql import plain_columns
+from asyncstate.dataflow.arrow_expressions import projection
 from asyncstate.driver.executor import Executor, R
 
 _TIME: Final = "asyncstate:time"
@@ -58,8 +58,8 @@ def _as_they_are(node: Node, time: str, empty: Mapping[Node, R], executor: Execu
         (given,) = node.inputs[:1]
         if node.kind == "select":
             schema = executor.schema(empty[given])
-            columns = None if node.named else plain_columns(node.expressions, schema)
-            if columns is None or (time, time) not in columns:
+            columns = projection(node.expressions, {}, schema) if not node.named else None
+            if columns is None or all((one.name, one.source) != (time, time) for one in columns):
                 return node
         elif node.kind != "drop":
             return node

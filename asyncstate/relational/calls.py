@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from asyncstate import operators as ops
-from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operators import Aggregate, OrderColumn
 from asyncstate.spark.column_types import quoted

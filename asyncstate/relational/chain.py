@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from asyncstate.dataflow import Apply, Source, Stream
-from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.changelog_inference import changes_by_itself
 from asyncstate.dataflow.graph import caller
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operators import (
     Aggregate,

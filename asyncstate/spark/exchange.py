@@ -93,7 +93,7 @@ def input_spec(
             "while spark.sql.caseSensitive is false; rename all but one"
         )
     for field in columns:
-        collation = _collation(field.dataType)
+        collation = collation_in(field.dataType)
         if collation is not None and field.name != ROW_KIND_COLUMN:
             raise _collated(name, field.name, collation, field.name in key)
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
@@ -107,7 +107,7 @@ def input_spec(
     return InputSpec(_arrow_schema(columns, name), key, event_time, changes, name, broadcast)
 
 
-def _collation(kind: DataType) -> str | None:
+def collation_in(kind: DataType) -> str | None:
     """The first collation other than UTF8_BINARY in ``kind``, at any depth."""
     strings = (one for one in _types_in(kind) if isinstance(one, StringType))
     return next(filter(None, map(collation_of, strings)), None)

@@ -25,7 +25,7 @@ from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
 from asyncstate.metrics import DROPPED, Observed
 from asyncstate.spark.compatibility import arrow_schema, observed_metrics, setting_of, spark_type
-from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.exchange import collation_in, nullable_type
 from asyncstate.spark.facts import local_rows
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ def local_transformed(
             return None  # other order, other types, or kinds in some of them
         batches = [batch for one in frames for batch in one.batches]
         return LocalFrame(batches, first.schema, first.sparkSession)
+    if collation_in(first.schema):
+        return None  # Arrow compares bytes
     made = arrow_transformed(node, first.batch, kinds)
     if made is None:
         return None

@@ -19,8 +19,8 @@ from asyncstate import operators as ops
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import check_key_type, read_type
 from asyncstate.dataflow import Stream
-from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.relational.calls import aggregate_of

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql_words import Words, unquoted

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.lineage import is_valid

@@ -15,7 +15,7 @@ import pyarrow as pa
 import sqlglot
 import sqlglot.expressions as exp
 
-from asyncstate.dataflow.arrow_sql import spark_sql
+from asyncstate.dataflow.sql_text import spark_sql
 from asyncstate.errors import SchemaError
 
 TypeOf = Callable[[str], pa.DataType | None]

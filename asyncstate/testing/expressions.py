@@ -1,8 +1,8 @@
 """Evaluates the expressions of a dataflow on rows, without Spark.
 
 Owns: ``transformed``, which applies a ``Transform`` to rows.
-Invariant: rows keep their order. Plain columns and conditions are evaluated by Arrow, as in a job's own tasks. All
-other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators, comparisons, CASE, casts, and
+Invariant: rows keep their order. What Arrow evaluates as Spark does, it evaluates here too, as in a job's own tasks.
+All other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators, comparisons, CASE, casts, and
 functions of numbers, texts and times that both engines have; aggregates, windows, generators but ``explode`` and
 ``posexplode`` (also of the outer kind), and subqueries are refused, as is what DuckDB does not know.
 Must not import Spark.
@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
+from asyncstate.dataflow.arrow_expressions import projection
 from asyncstate.dataflow.arrow_rows import arrow_transformed, no_rows
-from asyncstate.dataflow.arrow_sql import plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.errors import EnvironmentSetupError, SchemaError
 from asyncstate.testing.duckdb_sql import in_duckdb
@@ -133,16 +133,16 @@ def _named(rows: pa.RecordBatch, node: Transform) -> dict[str, pa.Array]:
 
 def _computed(rows: pa.RecordBatch, expressions: Sequence[object]) -> list[list[tuple[str, pa.Array]]]:
     """The columns of each expression: several of ``*``."""
-    plain = [plain_columns([one], rows.schema) for one in expressions]
+    by_arrow = [projection([one], {}, rows.schema) for one in expressions]
     texts = [
-        _sql(one, rows.schema) for one, columns in zip(expressions, plain, strict=True) if columns is None
+        _sql(one, rows.schema) for one, columns in zip(expressions, by_arrow, strict=True) if columns is None
     ]
     made = iter(_answers(rows, texts))
     return [
-        [(name, rows.column(column)) for column, name in columns]
+        [(one.name, one.column(rows)) for one in columns]
         if columns is not None
         else list(zip((found := next(made)).schema.names, found.columns, strict=True))
-        for columns in plain
+        for columns in by_arrow
     ]
 
 

@@ -56,14 +56,18 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class ProjectStep:
-    """Selects and renames columns: pairs (column, new name)."""
+    """Selects, renames and computes columns: pairs (column, or what computes it of rows; new name)."""
 
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str | Callable[[pa.RecordBatch], pa.Array], str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows after this step."""
-        found = rows.select([name for name, _ in self.columns] + [ROW_KIND_COLUMN])
-        return found.rename_columns([name for _, name in self.columns] + [ROW_KIND_COLUMN])
+        made = {
+            name: rows.column(source) if isinstance(source, str) else source(rows)
+            for source, name in self.columns
+        }
+        made[ROW_KIND_COLUMN] = rows.column(ROW_KIND_COLUMN)
+        return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
 
 
 @dataclass(frozen=True)

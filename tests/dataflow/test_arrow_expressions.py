@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.dataflow.arrow_sql import arrow_condition, column_of, plain_columns
+from asyncstate.dataflow.arrow_expressions import arrow_condition, arrow_value, projection
+from asyncstate.dataflow.sql_text import column_of
 
 SCHEMA = pa.schema(
     [
@@ -85,20 +87,24 @@ def test_it_keeps_the_rows_that_duckdb_keeps(rows: list[Any], text: str) -> None
     "text",
     [
         "ratio > 1",  # NaN
-        "a + 1 > b",
-        "a > 1.5",
-        "a = small",  # of two types
+        "ratio IN (1.5)",
+        "a + 1 > b",  # it can overflow
         "text = 1",
         "text = 'b''c'",  # two texts to Spark
-        "small > 3000000000",
+        r"text = '\\n'",
+        'text = "a"',  # a column, if a setting says so
+        r"text LIKE '\\%'",
+        "text LIKE other",
         "lower(text) = 'a'",
         "since > '2020-01-01'",
+        "since > until + INTERVAL 1 DAY",
         "missing > 1",
-        "text LIKE 'a%'",
-        "a <=> b",
         "a IN (SELECT 1)",
+        "a IN (1, NULL)",
+        "a IN (b)",
         "max(a) > 1",
-        "1 = 1",
+        "CASE a WHEN 1 THEN true END",
+        "IF(a > 1, 1, 'a') = 1",
         "a",
         "((",
     ],
@@ -107,10 +113,61 @@ def test_what_is_left_to_spark(text: str) -> None:
     assert arrow_condition(text, SCHEMA) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-a",  # the lowest integer has no opposite
+        "a * 2",
+        "a * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5",  # over 38 digits
+        "2 * 1.5",  # as a setting says, 2 has one digit or ten
+        "ratio / 2",
+        "CAST(ratio AS DECIMAL(10, 2))",
+        "CAST(a AS INT)",
+        "CAST(a AS DECIMAL(19, 0))",
+        "CAST(text AS DATE)",
+        "DATE '2020-1-1'",
+        "DATE '2020-02-30'",
+        "substring(text, -1, 2)",
+        "substring(text, 2)",
+        "year(since)",
+        "coalesce(a, small)",
+        "NULL",
+        "1e3",
+        "current_date()",
+    ],
+)
+def test_values_that_are_left_to_spark(text: str) -> None:
+    assert arrow_value(text, SCHEMA) is None
+
+
+def test_a_literal_has_a_value_for_each_row() -> None:
+    rows = batch_of([(1, 1, 1, "a", "b", True, 1, 1, 1.0)] * 3)
+    found = projection(["a AS b"], {"one": "1", "yes": "true", "price": "0.05"}, SCHEMA)
+    assert found is not None
+    assert {one.name: one.column(rows).to_pylist() for one in found} == {
+        "b": [1, 1, 1],
+        "one": [1, 1, 1],
+        "yes": [True, True, True],
+        "price": [Decimal("0.05")] * 3,
+    }
+    assert [one.type for one in found] == [pa.int64(), pa.int32(), pa.bool_(), pa.decimal128(2, 2)]
+    condition = arrow_condition("1 = 1", SCHEMA)
+    assert condition is not None
+    assert rows.filter(condition(rows)).num_rows == 3
+
+
 def test_plain_columns() -> None:
-    assert plain_columns(["a", "b AS c", "`text` as t"], SCHEMA) == (("a", "a"), ("b", "c"), ("text", "t"))
-    for texts in (["a", "b AS a"], ["a + 1 AS d"], ["missing"], ["*"], [None], ["a +"]):
-        assert plain_columns(texts, SCHEMA) is None
+    found = projection(["a", "b AS c", "`text` as t"], {"d": "small"}, SCHEMA)
+    assert found is not None
+    assert [(one.source, one.name) for one in found] == [
+        ("a", "a"),
+        ("b", "c"),
+        ("text", "t"),
+        ("small", "d"),
+    ]
+    for texts in (["a", "b AS a"], ["a + 1 AS d"], ["ratio * ratio"], ["missing"], ["*"], [None], ["a +"]):
+        assert projection(texts, {}, SCHEMA) is None
+    assert projection(["a"], {"a": "b"}, SCHEMA) is None
 
 
 @pytest.mark.parametrize(
