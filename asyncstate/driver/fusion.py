@@ -196,8 +196,10 @@ def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] |
         if any(own.get(name.lower(), name) != name for name in node.named):
             return None  # to Spark it is the column with other letters
         made = projection((), node.named, schema)
-        columns = {name: _passed(name, schema) for name in schema.names}
-        return made and _projected([*(columns | {one.name: one for one in made}).values()], schema)
+        if made is None:
+            return None
+        columns = {name: _passed(name, schema) for name in schema.names} | {one.name: one for one in made}
+        return _projected(list(columns.values()), schema)
     if node.kind == "select":
         return _projected(projection(node.expressions, node.named, schema), schema)
     return None
