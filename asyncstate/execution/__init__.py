@@ -16,7 +16,7 @@ from asyncstate.execution.failed_rows import (
 from asyncstate.execution.operator_code import ControllerStatistics
 from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
 from asyncstate.execution.pacer import AsyncLimits, Pacer
-from asyncstate.execution.prefetch import BLOCK_ROWS, Interests
+from asyncstate.execution.prefetch import BLOCK_ROWS, AccessPatterns
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
@@ -34,7 +34,7 @@ __all__ = [
     "ControllerStatistics",
     "ExecutionController",
     "GuardedRecord",
-    "Interests",
+    "AccessPatterns",
     "ListGet",
     "OutputRow",
     "OutsideCalls",

@@ -572,7 +572,7 @@ class OperatorHarness:
     def _partitions(
         self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
     ) -> Iterator[OutBatch | CommitRecord]:
-        spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_local_phase(spec))
+        spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_partial_aggregation(spec))
         if spec.inputs[0].local is not None:
             sender = copies()
             pushed = [aggregated_before(sender, spec.inputs[0], one) for one in pushed]
@@ -618,7 +618,7 @@ class OperatorHarness:
         sent = [batch for batch in pushed if batch.input_index == index]
         return pack_broadcast(self._uid, self._specs[index], sent, self._config.shares.broadcast)
 
-    def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
+    def _with_partial_aggregation(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = choose_partial_aggregation(spec.operator, spec.inputs, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
 
