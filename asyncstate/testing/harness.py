@@ -222,7 +222,7 @@ class OperatorHarness:
             tuning,
         )
         self.parallelism = parallelism
-        self._store_through = wrap_store
+        self._wrap_store = wrap_store
         self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
         self.owns_folder = folder is None
@@ -579,7 +579,7 @@ class OperatorHarness:
         of_operator = self.parallelism, self._config.max_parallelism
         for partitions, rows in exchanged(spec.inputs, pushed, *of_operator, self._together):
             own = with_copy(spec, copies)
-            yield from run_partitions(own, partitions, iter(rows), self._store_through, self.worker)
+            yield from run_partitions(own, partitions, iter(rows), self._wrap_store, self.worker)
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | RowStatistics]:
         """All rows as they were pushed: there is no exchange, so partitions have no meaning."""
