@@ -36,7 +36,7 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 root_doc = "index"
 exclude_patterns = ["_site"]
 nitpicky = True
-# Types in signatures: Arrow's, numpy's, Spark's and Python's, whose inventories need a network, and type variables. Names
+# Types in signatures: of Arrow, numpy, Spark and Python, whose inventories need a network, and type variables. Names
 # that the text itself refers to are checked.
 nitpick_ignore_regex = [("py:class", ".*")]
 myst_enable_extensions = ["colon_fence"]

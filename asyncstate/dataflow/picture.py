@@ -103,7 +103,9 @@ def _usually(node: Node) -> str:
         return "written by a call on the driver"
     if not isinstance(node, Apply):
         return "in Spark's plan of the reader"
-    return "no exchange, no state" if node.operator.stateless else f"{_EXCHANGE}, one task per partition, state"
+    return (
+        "no exchange, no state" if node.operator.stateless else f"{_EXCHANGE}, one task per partition, state"
+    )
 
 
 def draw(

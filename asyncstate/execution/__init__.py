@@ -24,6 +24,7 @@ from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, Out
 __all__ = [
     "BLOCK_ROWS",
     "CHANGED_BY_BUNDLE_HINT",
+    "AccessPatterns",
     "AnyRow",
     "AsyncLimits",
     "BatchFrame",
@@ -34,7 +35,6 @@ __all__ = [
     "ControllerStatistics",
     "ExecutionController",
     "GuardedRecord",
-    "AccessPatterns",
     "ListGet",
     "OutputRow",
     "OutsideCalls",

@@ -36,10 +36,10 @@ from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
 from asyncstate.execution.pacer import AGE_CHECK_RECORDS, AsyncLimits, Pacer
 from asyncstate.execution.prefetch import (
     PREFETCH_ROWS_MIN,
-    AheadBlock,
-    UpcomingRows,
     AccessPatterns,
+    AheadBlock,
     ReadAhead,
+    UpcomingRows,
 )
 from asyncstate.execution.range_prefetch import RangeReads, RangeRequest, reads_in
 from asyncstate.execution.read_threads import ReadThreads
@@ -78,11 +78,11 @@ class ExecutionController(OperatorCode):
     """
 
     __slots__ = (
+        "_access_patterns",
         "_ahead",
         "_bundle_calls",
         "_bundles",
         "_flight",
-        "_access_patterns",
         "_limits",
         "_peek",
         "_ranges",
@@ -327,7 +327,9 @@ class ExecutionController(OperatorCode):
         if reads is None or limits.batch_hot_reads or (reads.at_once and len(keys) < PREFETCH_ROWS_MIN):
             return None
         if self._ahead is None:
-            self._ahead = ReadAhead(self.overlay, reads, limits.in_flight, self._access_patterns, self._caches)
+            self._ahead = ReadAhead(
+                self.overlay, reads, limits.in_flight, self._access_patterns, self._caches
+            )
         return UpcomingRows(self._ahead, self._await_block, kind, groups, keys)
 
     def _await_block(self, block: AheadBlock) -> None:

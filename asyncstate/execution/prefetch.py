@@ -97,7 +97,7 @@ class ReadAhead:
 
     A record-grain operator decides for itself what it reads; but usually each row reads the same states of its key.
     Those can be read for many rows at once, in large list gets; when a row arrives, its chain of futures then runs
-    through without a wait. ``access_patterns`` is what earlier micro-batches have taught, and learns further. ``caches``
+    through without a wait. ``access_patterns`` is what earlier micro-batches have taught, and it learns on. ``caches``
     are those of the states: what they know is not read.
 
     A slow store is read on other threads, for as many rows as may be in flight. A quick one is read here, block by
@@ -137,7 +137,9 @@ class ReadAhead:
 
     def wanted(self, kind: int) -> list[Place]:
         """Where to prefetch for rows of this kind."""
-        return [place for (of, place), pattern in self._access_patterns.items() if of == kind and pattern.wanted]
+        return [
+            place for (of, place), pattern in self._access_patterns.items() if of == kind and pattern.wanted
+        ]
 
     def learn(self, kind: int, rows: int) -> None:
         """Learn from what the last ``rows`` rows, of this kind, have waited for."""

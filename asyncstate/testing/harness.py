@@ -572,7 +572,9 @@ class OperatorHarness:
     def _partitions(
         self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
     ) -> Iterator[OutBatch | CommitRecord]:
-        spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_partial_aggregation(spec))
+        spec = replace(
+            spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_partial_aggregation(spec)
+        )
         if spec.inputs[0].local is not None:
             sender = copies()
             pushed = [aggregated_before(sender, spec.inputs[0], one) for one in pushed]

@@ -46,7 +46,11 @@ class WeightedMean(AggregateFunction):
 
 def sessions(reports):
     """The job."""
-    aggregates = [count().alias("reports"), sum_("seconds"), WeightedMean("quality", "seconds").alias("quality")]
+    aggregates = [
+        count().alias("reports"),
+        sum_("seconds"),
+        WeightedMean("quality", "seconds").alias("quality"),
+    ]
     watched = WindowAggregate(session("30 minutes"), aggregates, late_output="late")
     found = reports.apply(watched, key="viewer", uid="sessions")
     found.to(print, name="sessions")

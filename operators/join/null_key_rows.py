@@ -74,7 +74,9 @@ class NullKeySide:
         codes = row_digests(digested, names)[:, 0] if names else np.zeros(len(rows), np.int64)
         keys = bundle.keys.in_namespaces(codes, bundle.keys.inverse[rows])
         read = self._lists.async_own(keys, np.ones(len(keys), np.bool_), counts=False)
-        return read.then_apply(lambda own: NullKeyRows(rows, keys, own, self._changes(bundle, rows, keys, own)))
+        return read.then_apply(
+            lambda own: NullKeyRows(rows, keys, own, self._changes(bundle, rows, keys, own))
+        )
 
     def apply(self, bundle: Bundle, alone: NullKeyRows) -> None:
         """Store the change."""

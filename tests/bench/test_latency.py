@@ -48,9 +48,7 @@ class _Engine:
 def test_an_engine_that_fails_keeps_what_it_had_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def turn(
-        spark: object, work: str, engine: _Engine, plan: Plan, size: int, *_: int
-    ) -> list[Spent]:
+    def turn(spark: object, work: str, engine: _Engine, plan: Plan, size: int, *_: int) -> list[Spent]:
         if (engine.name, size) == ("bad", 20):
             raise RuntimeError("it broke")
         return [Spent(0.5, 0.1), Spent(0.7, 0.1)]
