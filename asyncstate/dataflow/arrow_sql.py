@@ -1,7 +1,7 @@
 """Translation of Spark SQL text to Arrow expressions, where both give the same answer for every row.
 
 Owns: ``spark_sql``, which parses a text; ``arrow_condition`` and ``plain_columns``; ``plain_column``, what one text
-does with a column, and ``column_of``.
+does with a column, ``columns_in`` and ``column_of``.
 Invariant: what is not certain to give the same answer is None. Supported are conditions of columns and literals of one
 type, joined by AND, OR and NOT; no floats, whose NaN Spark orders, and no decimals.
 Must not import Spark.
@@ -191,6 +191,12 @@ def parsed_sql(expression: Any) -> Any:
         return spark_sql(expression)
     except sqlglot.errors.SqlglotError:
         return None
+
+
+def columns_in(expression: Any) -> set[str]:
+    """The names that stand in an expression where a column may; none in what is no text."""
+    parsed = parsed_sql(expression)
+    return set() if parsed is None else {one.name for one in parsed.find_all(exp.Column)}
 
 
 def column_of(text: str) -> str | None:
