@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType, UserDefinedType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
@@ -32,7 +32,7 @@ from asyncstate.spark.compatibility import (
     setting_of,
     spark_type,
 )
-from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.exchange import nullable_type, types_in
 from asyncstate.spark.facts import local_rows
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ def members(rows: LocalFrame, number_column: str, number: int, column: str) -> L
 
 
 def has_arrow_types(schema: StructType) -> bool:
-    """Whether rows with these columns can be brought here."""
+    """Whether rows with these columns can be brought here, and back: pyspark does not send types of users back."""
+    if any(isinstance(one, UserDefinedType) for one in types_in(schema)):
+        return False
     try:
         arrow_schema(schema)
     except (PySparkException, NotImplementedError, TypeError):

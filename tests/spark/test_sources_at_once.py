@@ -14,6 +14,8 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.testing.objects import ExamplePoint, ExamplePointUDT
 
 from asyncstate.dataflow import Stream
 from asyncstate.driver import executor_choice
@@ -273,6 +275,40 @@ def test_names_of_files_are_known_in_each_micro_batch(
     run(job)
     assert brought == []
     assert [Path(name).parent.name for name in seen] == ["0", "1"]
+
+
+@IN_DRIVER
+def test_strings_with_a_length_and_types_of_users(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, brought: list[bool]
+) -> None:
+    """Spark compares a CHAR with a padded text; of a user's type pyspark sends no Arrow column."""
+    schema = StructType([StructField("k", LongType()), StructField("point", ExamplePointUDT())])
+    rows = [(number, ExamplePoint(float(number), 1.0)) for number in range(2)]
+    for row in rows:
+        spark.createDataFrame([row], schema).coalesce(1).write.parquet(str(tmp_path / "points" / str(row[0])))
+    spark.sql(f"create table chars (k long, c char(5)) using parquet location '{tmp_path / 'chars'}'")
+    try:
+        for number in range(3):
+            spark.sql(f"insert into chars select {number}L, 'a'")
+        job = make_job(options={"async-state.executor": "local"})
+        stream = spark.readStream.option("maxFilesPerTrigger", 1)
+        chars = job.source("chars", stream.table("chars"))
+        counted(chars, "n", [])
+        seen: list[Any] = []
+        chars.where("c = 'a'").to(lambda df, _: seen.extend(map(tuple, df.collect())), name="chars")
+        run(job)
+    finally:
+        spark.sql("drop table chars")
+    assert brought == [True, True]
+    assert sorted(seen) == [(number, "a    ") for number in range(3)]
+    job = make_job(checkpoint_dir=str(tmp_path / "other"), options={"async-state.executor": "local"})
+    points = job.source("points", stream.schema(schema).parquet(str(tmp_path / "points" / "*")))
+    counted(points.select("k"), "n", [])
+    seen.clear()
+    points.to(lambda df, _: seen.extend(map(tuple, df.collect())), name="points")
+    run(job)
+    assert brought == [True, True, False]
+    assert sorted(seen) == rows
 
 
 @PLACES
