@@ -178,8 +178,12 @@ def _compares_bytes(condition: Any, struct: StructType) -> bool:
     """Whether Spark compares the texts of a condition byte by byte, and so as Arrow does: not with another collation,
     and not where it pads them."""
     names = columns_in(condition)
-    strings = (field for field in struct if field.name in names and isinstance(field.dataType, StringType))
-    return not any(_LENGTH in (one.metadata or {}) or collation_of(one.dataType) for one in strings)
+    return not any(
+        field.name in names
+        and isinstance(field.dataType, StringType)
+        and (_LENGTH in (field.metadata or {}) or collation_of(field.dataType) is not None)
+        for field in struct
+    )
 
 
 def _unchanged(node: Transform, struct: StructType) -> dict[str, StructField]:

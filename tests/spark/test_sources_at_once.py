@@ -283,7 +283,8 @@ def test_strings_with_a_length_and_types_of_users(
 ) -> None:
     """Spark compares a CHAR with a padded text; of a user's type pyspark sends no Arrow column."""
     schema = StructType([StructField("k", LongType()), StructField("point", ExamplePointUDT())])
-    rows = [(number, ExamplePoint(float(number), 1.0)) for number in range(2)]
+    point: Any = ExamplePoint
+    rows = [(number, point(float(number), 1.0)) for number in range(2)]
     for row in rows:
         spark.createDataFrame([row], schema).coalesce(1).write.parquet(str(tmp_path / "points" / str(row[0])))
     spark.sql(f"create table chars (k long, c char(5)) using parquet location '{tmp_path / 'chars'}'")
