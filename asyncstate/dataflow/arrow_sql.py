@@ -194,7 +194,7 @@ def parsed_sql(expression: Any) -> Any:
 
 
 def columns_in(expression: Any) -> set[str]:
-    """The names that stand in an expression where a column may; none in what is no text."""
+    """The names of the columns in an expression; none of what is no text."""
     parsed = parsed_sql(expression)
     return set() if parsed is None else {one.name for one in parsed.find_all(exp.Column)}
 
