@@ -122,16 +122,17 @@ class Dataflow:
 
     def columns_read(self, columns: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         """By name, of each source with ``columns`` that is read, at least those that may be: all, unless only
-        selections of SQL texts read it."""
+        selections of SQL texts read it. A source without reader has its event times, and its dropped rows."""
         found: dict[str, list[str]] = {}
         for source in self.sources:
-            readers = [node for node in self.nodes if source in node.inputs]
-            if not readers or source.name not in columns:
+            if source.name not in columns:
                 continue
+            readers = [node for node in self.nodes if source in node.inputs]
             texts = [text for node in readers for text in _selected_texts(node)]
             own, every = {ROW_KIND_COLUMN, DROPPED, source.times.event_time}, columns[source.name]
             names = [name for name in every if name in own or any(_may_read(text, name) for text in texts)]
-            found[source.name] = names or list(every[:1])  # also if only the number of rows is read
+            if names or readers:
+                found[source.name] = names or list(every[:1])  # also if only the number of rows is read
         return found
 
     @property

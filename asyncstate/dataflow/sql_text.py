@@ -1,6 +1,7 @@
 """What Spark SQL text says of columns, without Spark.
 
-Owns: ``spark_sql``, which parses a text; ``plain_column``, what one text does with a column, and ``column_of``.
+Owns: ``spark_sql``, which parses a text; ``plain_column``, what one text does with a column, ``columns_in`` and
+``column_of``.
 Must not import Spark.
 """
 
@@ -56,6 +57,12 @@ def parsed_sql(expression: Any) -> Any:
         return spark_sql(expression)
     except sqlglot.errors.SqlglotError:
         return None
+
+
+def columns_in(expression: Any) -> set[str]:
+    """The names of the columns in an expression; none of what is no text."""
+    parsed = parsed_sql(expression)
+    return set() if parsed is None else {one.name for one in parsed.find_all(exp.Column)}
 
 
 def column_of(text: str) -> str | None:

@@ -229,6 +229,12 @@ def leaf_schemas(df: DataFrame) -> list[str]:
     return schemas
 
 
+def is_deterministic(df: DataFrame) -> bool:
+    """Whether no expression in the plan of ``df`` varies with its partitions, its reader or chance. Unknown over Spark
+    Connect, and True there."""
+    return is_connect(df) or bool(df._jdf.queryExecution().analyzed().deterministic())
+
+
 def _leaves_of(plan: Any, known: dict[int, dict[int, tuple[Any, int]]]) -> dict[int, tuple[Any, int]]:
     """The leaves of a plan of Spark Connect by their ``id``, and how often each occurs: once, or 2 for more often.
     ``known``: those of the parts that were seen before, since plans share parts."""

@@ -93,7 +93,7 @@ def input_spec(
             "while spark.sql.caseSensitive is false; rename all but one"
         )
     for field in columns:
-        collation = collation_in(field.dataType)
+        collation = _collation(field.dataType)
         if collation is not None and field.name != ROW_KIND_COLUMN:
             raise _collated(name, field.name, collation, field.name in key)
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
@@ -107,13 +107,13 @@ def input_spec(
     return InputSpec(_arrow_schema(columns, name), key, event_time, changes, name, broadcast)
 
 
-def collation_in(kind: DataType) -> str | None:
+def _collation(kind: DataType) -> str | None:
     """The first collation other than UTF8_BINARY in ``kind``, at any depth."""
-    strings = (one for one in _types_in(kind) if isinstance(one, StringType))
+    strings = (one for one in types_in(kind) if isinstance(one, StringType))
     return next(filter(None, map(collation_of, strings)), None)
 
 
-def _types_in(kind: DataType) -> Iterator[DataType]:
+def types_in(kind: DataType) -> Iterator[DataType]:
     """``kind`` and the types of its fields, elements, keys and values, at any depth."""
     yield kind
     parts = [field.dataType for field in kind] if isinstance(kind, StructType) else []
@@ -122,7 +122,7 @@ def _types_in(kind: DataType) -> Iterator[DataType]:
     if isinstance(kind, MapType):
         parts = [kind.keyType, kind.valueType]
     for part in parts:
-        yield from _types_in(part)
+        yield from types_in(part)
 
 
 def _collated(name: str, column: str, collation: str, is_key: bool) -> SchemaError:
@@ -157,7 +157,7 @@ def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
             f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to Python as Arrow; "
             "cast or drop it"
         )
-        if any(one.typeName() in _OPAQUE for one in _types_in(field.dataType)):
+        if any(one.typeName() in _OPAQUE for one in types_in(field.dataType)):
             raise refused
         try:
             fields.append(arrow_schema(StructType([nullable])).field(0))

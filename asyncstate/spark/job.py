@@ -671,9 +671,11 @@ class StreamingJob:
 
     def _run_graph(self, df: DataFrame, batch: MicroBatch) -> None:
         if not batch.final and self._graph.flow.reads_sources_apart and self._executor.brings_sources():
-            shapes = {name: shape.columns for name, shape in self._sources.shapes.items()}
-            read = self._graph.flow.columns_read(shapes)
-            found = self._executor.brought(self._sources.narrowed(df, read)) if read else None
+            read = self._graph.flow.columns_read(
+                {name: rows.columns for name, rows in self._sources.frames.items()}
+            )
+            rows = self._sources.narrowed(df, read) if read else None
+            found = None if rows is None else self._executor.brought(rows)
             df = df if found is None else found
         self._graph.run(self._sources.unpacked(df), batch)
 

@@ -17,15 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType, UserDefinedType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
+from asyncstate.dataflow.sql_text import columns_in, plain_column
 from asyncstate.driver.sent_columns import cast
 from asyncstate.metrics import DROPPED, Observed
-from asyncstate.spark.compatibility import arrow_schema, observed_metrics, setting_of, spark_type
-from asyncstate.spark.exchange import collation_in, nullable_type
+from asyncstate.spark.compatibility import (
+    arrow_schema,
+    collation_of,
+    observed_metrics,
+    setting_of,
+    spark_type,
+)
+from asyncstate.spark.exchange import nullable_type, types_in
 from asyncstate.spark.facts import local_rows
 
 if TYPE_CHECKING:
@@ -41,6 +48,8 @@ except ImportError:  # Spark 3.5 has one kind of DataFrames, and no rows here
 _BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _RESULT_SIZE: Final = "spark.driver.maxResultSize"
 """In the error of a job whose results are too large for the driver."""
+_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""In the metadata of a column of strings with a length."""
 
 
 class LocalFrame(ClassicDataFrame):
@@ -144,22 +153,54 @@ def local_transformed(
     if isinstance(node, Union):
         if any(one.schema != first.schema for one in frames[1:]):
             return None  # other order, other types, or kinds in some of them
-        batches = [batch for one in frames for batch in one.batches]
+        batches = in_utc([batch for one in frames for batch in one.batches], first.schema)
         return LocalFrame(batches, first.schema, first.sparkSession)
-    if collation_in(first.schema):
-        return None  # Arrow compares bytes
+    if not _compares_bytes(node, first.schema):
+        return None
     made = arrow_transformed(node, first.batch, kinds)
     if made is None:
         return None
-    known = {field.name: field for field in first.schema}
-    kind = first.batch.schema
+    known = _unchanged(node, first.schema)
     fields = [
-        known[field.name]
-        if field.name in known and kind.field(field.name).type == field.type
-        else StructField(field.name, nullable_type(spark_type(field.type)), True)
+        known.get(field.name) or StructField(field.name, nullable_type(spark_type(field.type)), True)
         for field in made.schema
     ]
     return LocalFrame([made] if made.num_rows else [], StructType(fields), first.sparkSession)
+
+
+def in_utc(batches: Sequence[pa.RecordBatch], struct: StructType) -> list[pa.RecordBatch]:
+    """Batches of the columns of ``struct``, as operators get them: Spark sends times in the session's time zone."""
+    schema = arrow_schema(struct)
+    return [_as(batch, schema) for batch in batches]
+
+
+def _compares_bytes(node: Transform, struct: StructType) -> bool:
+    """Whether Spark compares texts byte by byte in what ``node`` computes, and so as Arrow does: not with another
+    collation, and not where it pads them."""
+    computed = [one for one in (*node.expressions, *node.named.values()) if not plain_column(one)[0]]
+    names = {name for one in computed for name in columns_in(one)}
+    return not any(
+        field.name in names
+        and isinstance(field.dataType, StringType)
+        and (_LENGTH in (field.metadata or {}) or collation_of(field.dataType) is not None)
+        for field in struct
+    )
+
+
+def _unchanged(node: Transform, struct: StructType) -> dict[str, StructField]:
+    """The columns that ``node`` takes over as they are, by their new names."""
+    before = {field.name: field for field in struct}
+    passed = {} if node.kind == "select" else {name: name for name in before if name not in node.named}
+    plain = [*map(plain_column, node.expressions)] if node.kind == "select" else []
+    plain += [(plain_column(one)[0], name) for name, one in node.named.items()]
+    passed |= {name: column for column, name in plain if column}
+    if ROW_KIND_COLUMN in before and node.kind == "select":
+        passed.setdefault(ROW_KIND_COLUMN, ROW_KIND_COLUMN)
+    return {
+        name: StructField(name, field.dataType, field.nullable, field.metadata)
+        for name, column in passed.items()
+        if (field := before.get(column)) is not None
+    }
 
 
 def without_dropped(rows: LocalFrame) -> LocalFrame:
@@ -181,7 +222,9 @@ def members(rows: LocalFrame, number_column: str, number: int, column: str) -> L
 
 
 def has_arrow_types(schema: StructType) -> bool:
-    """Whether rows with these columns can be brought here."""
+    """Whether rows with these columns can be brought here, and back: pyspark does not send types of users back."""
+    if any(isinstance(one, UserDefinedType) for one in types_in(schema)):
+        return False
     try:
         arrow_schema(schema)
     except (PySparkException, NotImplementedError, TypeError):

@@ -73,8 +73,11 @@ class Packing:
             return frames[0]
         return functools.reduce(DataFrame.union, [_part(frames, number) for number in range(len(frames))])
 
-    def narrowed(self, df: DataFrame, read: Mapping[str, Sequence[str]]) -> DataFrame:
-        """The rows of ``packed`` with only those sources and columns that are ``read``."""
+    def narrowed(self, df: DataFrame, read: Mapping[str, Sequence[str]]) -> DataFrame | None:
+        """The rows of ``packed`` with only those sources and columns that are ``read``; None if Spark may not
+        distinguish their names."""
+        if any(len({name.lower() for name in names}) < len(names) for names in read.values()):
+            return None
         if len(self.frames) == 1:
             ((_, names),) = read.items()
             return df.select(*map(quoted, names))

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, Key
-from asyncstate.dataflow import NodeMetrics, Transform, Union
+from asyncstate.dataflow import Node, NodeMetrics, Transform, Union
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice, Setting, SourcesChoice
 from asyncstate.metrics import DROPPED, Observed
@@ -31,6 +31,7 @@ from asyncstate.spark.compatibility import (
     context_of,
     default_parallelism,
     is_connect,
+    is_deterministic,
     is_one_machine,
     runs_locally,
 )
@@ -38,6 +39,7 @@ from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.local_frame import (
     LocalFrame,
     has_arrow_types,
+    in_utc,
     local_transformed,
     without_dropped,
     without_kinds,
@@ -73,6 +75,8 @@ class SparkExecutor:
         self._run_partitions = run_partitions
         self._arrow = ArrowBatches(spark)
         self._observed: set[str] = set()  # the names of all requested observations
+        self._computed: set[Node] = set()
+        self._varies = False  # whether one of these is not deterministic
         self.texts = JobDescriptions(context_of(spark))
         """The job descriptions of the stages in Spark's UI."""
 
@@ -85,8 +89,8 @@ class SparkExecutor:
 
     def brings_sources(self) -> bool:
         """Whether to bring the rows of all sources of the micro-batch that begins: one Spark job does, where each input
-        of a stage would take one."""
-        return self._sources.begin()
+        of a stage would take one. Not if an expression asks for what their reader knows, as ``input_file_name()``."""
+        return not self._varies and self._sources.begin()
 
     def brought(self, rows: DataFrame) -> LocalFrame | None:
         """``rows`` in this process; None if they are too many or too large."""
@@ -96,7 +100,9 @@ class SparkExecutor:
         fits = found is not None and found.num_rows <= self._choice.source_rows_max
         fits = fits and found is not None and found.size_bytes <= self._choice.bytes_max
         self._sources.came(fits)
-        return LocalFrame(found.batches, rows.schema, self._spark) if fits and found is not None else None
+        if not fits or found is None:
+            return None
+        return LocalFrame(in_utc(found.batches, rows.schema), rows.schema, rows.sparkSession)
 
     def columns(self, rows: DataFrame) -> list[str]:
         """Column names, including ``row_kind`` if there is one."""
@@ -133,7 +139,13 @@ class SparkExecutor:
     ) -> DataFrame:
         """The output of a row-by-row node; Arrow computes it where its rows are here and its answers are Spark's."""
         found = local_transformed(node, inputs, kinds)
-        return transformed(node, inputs, kinds) if found is None else found
+        if found is not None:
+            return found
+        made = transformed(node, inputs, kinds)
+        if node not in self._computed:
+            self._computed.add(node)
+            self._varies |= not is_deterministic(made)
+        return made
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
         """``rows``; the stage that reads them records the highest event time that may advance a watermark."""

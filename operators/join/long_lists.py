@@ -27,6 +27,8 @@ from ..core.row_digests import row_digests
 
 LONG: Final = 1024
 """A key that loses a row and has more than this many left has an entry a row from then on."""
+_COUNT: Final = "asyncstate:count"
+"""How often a row occurs. No column that is added later has this name."""
 _DIGEST: Final = pa.schema([pa.field(f"digest_{half}", pa.int64(), nullable=False) for half in (1, 2)])
 
 
@@ -52,7 +54,7 @@ class LongLists:
     def __init__(
         self, name: str, schema: pa.Schema, identity: Sequence[str], context: OperatorContext
     ) -> None:
-        counted = pa.field(_free_name(schema), pa.int64(), nullable=False)
+        counted = pa.field(_COUNT, pa.int64(), nullable=False)
         fields = pa.schema([counted, *schema])
         descriptor = ColumnMapStateDescriptor(f"{name}_by_row", _DIGEST, fields, computed_key=True)
         self._state = context.get_state(descriptor)
@@ -133,11 +135,3 @@ def together(lists: ListColumns, long: ListColumns) -> tuple[ListColumns, Int64A
     order = rows_by(index)
     columns, index = take_rows(concat_rows(lists.columns, long.columns), order), index[order]
     return ListColumns(columns, index, lists.counts + long.counts), order
-
-
-def _free_name(schema: pa.Schema) -> str:
-    """A name for the counts that no column has."""
-    name = "count"
-    while name in schema.names:
-        name += "_"
-    return name

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
+from asyncstate.errors import StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
@@ -140,6 +141,7 @@ class ListSide(SideState):
         state: ListColumnState | None = None,
     ) -> None:
         super().__init__(schema, ttl)
+        self._name = name
         if state is None:
             state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
         self._state = state
@@ -148,21 +150,28 @@ class ListSide(SideState):
         """Keep the rows of a key there once it has many and loses some."""
         self._long = long
 
+    def _long_lists(self) -> LongLists:
+        if self._long is None:
+            raise StateDeclarationError(
+                f"Join: rows of keys that have many are in the state '{self._name}_by_row', which the join no longer "
+                f"has: its {self._name} input was a changelog without a sequence, and without lists, maps and structs "
+                "in what identifies a row. Undo the change of the input, or give the join a new uid to start with "
+                "empty state"
+            )
+        return self._long
+
     def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
         """A future of all rows of ``keys``, for rows of the other input to match."""
         if not len(keys):
             return completed_future(self._none(0))
-        if self._long is None:
-            return self._state.async_get(keys)
         return self._state.async_heads(keys).then_compose(lambda heads: self._all_rows(keys, heads))
 
     def _all_rows(self, keys: KeyBatch, heads: ListHeads) -> StateFuture[ListColumns]:
         lists, is_long = self._state.async_rows(heads), heads.elsewhere
-        if self._long is None or not is_long.any():
+        if not is_long.any():
             return lists
-        return lists.then_combine(
-            self._long.async_rows(keys, is_long), lambda some, others: together(some, others)[0]
-        )
+        long = self._long_lists().async_rows(keys, is_long)
+        return lists.then_combine(long, lambda some, others: together(some, others)[0])
 
     def async_own(
         self, keys: KeyBatch, full: BoolArray, counts: bool, rows: Rows | None = None
@@ -179,9 +188,9 @@ class ListSide(SideState):
         self, keys: KeyBatch, heads: ListHeads, full: BoolArray, rows: Rows | None
     ) -> StateFuture[Own]:
         own, is_long = self._own(heads, full, heads.counts), heads.elsewhere
-        if self._long is None or rows is None or not is_long.any():
+        if rows is None or not is_long.any():
             return own
-        found = self._long.async_find(keys, is_long, rows.columns, rows.key_index)
+        found = self._long_lists().async_find(keys, is_long, rows.columns, rows.key_index)
         return own.then_combine(found, _with_found)
 
     def _own_live(self, heads: ListHeads, full: BoolArray) -> StateFuture[Own]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.changelog import Changelog, ChangelogMode
-from asyncstate.errors import StateDeclarationError
+from asyncstate.errors import OperatorError, StateDeclarationError
 from asyncstate.offline.migration import DropField, migrate
 from asyncstate.testing import OperatorHarness, net
 from operators import Join
@@ -205,3 +205,49 @@ def test_digests_of_rows_are_equal_for_equal_rows_alone() -> None:
     )
     numbers = row_digests([pa.array(long, pa.decimal128(38, 2))], ["a"]).tolist()
     assert numbers[0] != numbers[1]
+
+
+WITH_TAGS = pa.schema([*LEFT, ("tags", pa.list_(pa.string()))])
+
+
+@pytest.mark.parametrize(
+    ("left", "now"),
+    [
+        (LEFT, {"changelog": [False, True]}),
+        (WITH_TAGS, {"changelog": [True, True]}),
+        (LEFT, {"changelog": [True, True], "sequence": ["id", None]}),
+    ],
+    ids=["insert-only", "a list", "sequence"],
+)
+def test_rows_that_the_changed_program_would_not_find_are_refused(
+    left: pa.Schema, now: Any, async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    settings: Any = {"async_enabled": async_enabled, "checkpoint": str(tmp_path)}
+    with OperatorHarness(Join(), [LEFT, RIGHT], ["k", "k"], changelog=[True, True], **settings) as harness:
+        harness.push([(1, n, "a") for n in range(5)])
+        harness.end_batch()
+        harness.push([(1, 0, "a")], kind="-D")
+        harness.end_batch()
+    for side, row in ((1, (1, "one")), (0, (1, 9, "a", None)[: len(left)])):
+        with OperatorHarness(Join(), [left, RIGHT], ["k", "k"], **now, **settings) as later:
+            later.push([row], side)
+            with pytest.raises(OperatorError, match="the state .left_by_row., which the join no longer has"):
+                later.end_batch()
+
+
+def test_a_column_may_have_the_name_of_the_counts(
+    async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    settings: Any = {"changelog": [True, True], "async_enabled": async_enabled, "checkpoint": str(tmp_path)}
+    with OperatorHarness(Join(), [LEFT, RIGHT], ["k", "k"], **settings) as harness:
+        harness.push([(1, n, "a") for n in range(5)])
+        harness.push([(1, "one")], 1)
+        harness.end_batch()
+        harness.push([(1, 0, "a")], kind="-D")
+        harness.end_batch()
+    counted = pa.schema([*LEFT, ("count", pa.int64())])
+    with OperatorHarness(Join(), [counted, RIGHT], ["k", "k"], **settings) as later:
+        later.push([(1, 1, "a", None)], kind="-D")
+        assert later.end_batch() == [("-D", 1, 1, "a", None, 1, "one")]
