@@ -20,6 +20,8 @@ PICKLED: Final = "pickled"
 VALUE: Final = "value"
 COLUMN_TYPE: Final = "column type"
 """Compatibility tag of a state that stores only hashes of a column: no migration converts them to another type."""
+COMPUTED_KEY: Final = "computed key"
+"""The type text of a map whose user keys are computed of its rows: no migration changes these."""
 _VERSION: Final = "value version "
 _TYPES: Final = ("key", VALUE, "namespaced", "layout", "ttl", "order", "row", COLUMN_TYPE)
 """The texts that describe how a state is stored; any other text is a compatibility tag, and may begin with anything."""
@@ -35,8 +37,10 @@ def declared(types: Mapping[str, str]) -> Texts:
 
 
 def without_meaning(types: Mapping[str, str]) -> Texts:
-    """``types`` without the compatibility tag."""
-    return {part: text for part, text in types.items() if part in _TYPES or " version " in part}
+    """``types`` without the compatibility tags that say what the stored values mean."""
+    return {
+        part: text for part, text in types.items() if part in (*_TYPES, COMPUTED_KEY) or " version " in part
+    }
 
 
 def older_values(types: Mapping[str, str]) -> list[str]:

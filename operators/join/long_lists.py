@@ -18,7 +18,7 @@ from asyncstate.codec import KeyBatch, UserKeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
-from asyncstate.state.columnar.column_maps import ColumnMapStateDescriptor, MapEntries
+from asyncstate.state.columnar.column_maps import BY_ROW, ColumnMapStateDescriptor, MapEntries
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.columnar.state_columns import Columns
 
@@ -54,7 +54,7 @@ class LongLists:
     ) -> None:
         counted = pa.field(_free_name(schema), pa.int64(), nullable=False)
         fields = pa.schema([counted, *schema])
-        descriptor = ColumnMapStateDescriptor(f"{name}_by_row", _DIGEST, fields, computed_key=True)
+        descriptor = ColumnMapStateDescriptor(f"{name}{BY_ROW}", _DIGEST, fields, computed_key=True)
         self._state = context.get_state(descriptor)
         self.more_than = LONG
         self._schema = schema

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
+from asyncstate.errors import StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
@@ -140,6 +141,7 @@ class ListSide(SideState):
         state: ListColumnState | None = None,
     ) -> None:
         super().__init__(schema, ttl)
+        self._owner = f"operator '{context.uid}', state '{name}'"
         if state is None:
             state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
         self._state = state
@@ -152,17 +154,14 @@ class ListSide(SideState):
         """A future of all rows of ``keys``, for rows of the other input to match."""
         if not len(keys):
             return completed_future(self._none(0))
-        if self._long is None:
-            return self._state.async_get(keys)
         return self._state.async_heads(keys).then_compose(lambda heads: self._all_rows(keys, heads))
 
     def _all_rows(self, keys: KeyBatch, heads: ListHeads) -> StateFuture[ListColumns]:
-        lists, is_long = self._state.async_rows(heads), heads.elsewhere
-        if self._long is None or not is_long.any():
-            return lists
-        return lists.then_combine(
-            self._long.async_rows(keys, is_long), lambda some, others: together(some, others)[0]
-        )
+        is_long = heads.elsewhere
+        if not is_long.any():
+            return self._state.async_rows(heads)
+        others = self._kept_apart.async_rows(keys, is_long)
+        return self._state.async_rows(heads).then_combine(others, lambda some, more: together(some, more)[0])
 
     def async_own(
         self, keys: KeyBatch, full: BoolArray, counts: bool, rows: Rows | None = None
@@ -178,11 +177,26 @@ class ListSide(SideState):
     def _with_long(
         self, keys: KeyBatch, heads: ListHeads, full: BoolArray, rows: Rows | None
     ) -> StateFuture[Own]:
-        own, is_long = self._own(heads, full, heads.counts), heads.elsewhere
-        if self._long is None or rows is None or not is_long.any():
+        is_long = heads.elsewhere
+        if not is_long.any():
+            return self._own(heads, full, heads.counts)
+        long, own = self._kept_apart, self._own(heads, full, heads.counts)
+        if rows is None:
             return own
-        found = self._long.async_find(keys, is_long, rows.columns, rows.key_index)
-        return own.then_combine(found, _with_found)
+        return own.then_combine(long.async_find(keys, is_long, rows.columns, rows.key_index), _with_found)
+
+    @property
+    def _kept_apart(self) -> LongLists:
+        """The rows of keys with many. Raises StateDeclarationError if the side has none, though an earlier program had:
+        what it stored there would be missing."""
+        if self._long is None:
+            raise StateDeclarationError(
+                f"{self._owner}: an earlier program has stored the rows of a key with many rows one by one (in the "
+                "state that ends with _by_row), and the changed one reads lists alone; undo the change of the input "
+                "(its changelog, sequence or columns) or of the join, and roll the checkpoint back to a version before "
+                "it; or give the operator a new uid and replay its rows"
+            )
+        return self._long
 
     def _own_live(self, heads: ListHeads, full: BoolArray) -> StateFuture[Own]:
         return self._state.async_counts(heads).then_compose(lambda counts: self._own(heads, full, counts))

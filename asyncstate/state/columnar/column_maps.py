@@ -43,10 +43,11 @@ from asyncstate.state.ranges import (
     range_pages,
     remove_pages,
 )
+from asyncstate.state.versions import COMPUTED_KEY
 from asyncstate.state_backend import Page
 
-COMPUTED_KEY: Final = "computed key"
-"""The type text of a map whose user keys are computed of its rows."""
+BY_ROW: Final = "_by_row"
+"""What the name of such a map ends with if it has the long lists of the list columns whose name is before that."""
 
 
 @dataclass(frozen=True)
