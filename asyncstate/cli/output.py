@@ -28,7 +28,7 @@ CANNOT: Final = 2
 
 console = Console(emoji=False)
 _errors = Console(stderr=True, emoji=False)
-_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # except the line end
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except the tab and the line end
 
 
 class Format(enum.StrEnum):
@@ -45,7 +45,11 @@ def checked() -> Iterator[None]:
         yield
     except AsyncStateError as error:
         _errors.print(
-            _fit(str(error), _errors.encoding), style="red", markup=False, highlight=False, soft_wrap=True
+            _fit(_harmless(str(error)), _errors.encoding),
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
         raise typer.Exit(CANNOT) from error
 
@@ -61,7 +65,7 @@ def print_json(value: Any) -> None:
 def say(text: str, aside: bool = False) -> None:
     """A line for people; ``aside``: on the stream that is not piped on."""
     to = _errors if aside else console
-    to.print(_fit(text, to.encoding), markup=False, highlight=False, soft_wrap=True)
+    to.print(_fit(_harmless(text), to.encoding), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -76,12 +80,16 @@ def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str])
 
 
 def _cell(value: Any) -> Text:
-    """Not as a plain str, in which rich looks for markup; nor may a stored text control the terminal."""
+    """Not as a plain str, in which rich looks for markup."""
     if value is None:
         return Text()
     text = value if isinstance(value, str) else json_text(value)
-    text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-    return Text(_fit(text, console.encoding))
+    return Text(_fit(_harmless(text).replace("\t", r"\t"), console.encoding))
+
+
+def _harmless(text: str) -> str:
+    """``text`` with escapes for what controls a terminal: texts of a checkpoint may come from anywhere."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _fit(text: str, encoding: str | None) -> str:
