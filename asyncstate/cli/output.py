@@ -31,6 +31,9 @@ _errors = Console(stderr=True, emoji=False)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except the tab and the line end
 
 
+_COLUMN_LEAST: Final = 6
+
+
 class Format(enum.StrEnum):
     """Values of ``--format``."""
 
@@ -69,14 +72,29 @@ def say(text: str, aside: bool = False) -> None:
 
 
 def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """A table of ``rows``; empty where a value is None."""
+    """A table of ``rows``, or a line for each value where it is too wide for the terminal; empty where a value is
+    None."""
     say(title)
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    if _least_width(cells, names) > console.width:
+        for row in cells:
+            say("\n".join([f"{name}: {cell.plain}" for name, cell in zip(names, row, strict=True)]) + "\n")
+        return
     table = Table()
     for name in names:
         table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in names))
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
+
+
+def _least_width(cells: Sequence[Sequence[Text]], names: Sequence[str]) -> int:
+    """The width of a table that can still be read: below it, rich makes columns of no width."""
+    longest = [
+        max(cell.cell_len for cell in (Text(name), *column))
+        for name, *column in zip(names, *cells, strict=True)
+    ]
+    return 1 + sum(min(length, _COLUMN_LEAST) + 3 for length in longest)
 
 
 def _cell(value: Any) -> Text:
