@@ -7,7 +7,7 @@ text is the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _PLANS: Final = "sql/"
 """Where plans are in a checkpoint."""
+_EARLIER: Final = "sql-earlier/"
+"""Where those are of which operators have started anew: a rollback may return to their state."""
 
 
 class JobSql:
@@ -49,9 +51,9 @@ class JobSql:
     ) -> None:
         self._files = files
         self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
-        stored = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
-        # Others are compiled again.
-        self.context = SqlContext(spark, {plan.name: plan for plan in stored}, committed)
+        stored = _plans(self._stored.values())
+        earlier = _plans(files.get_bytes(name) for name in files.list(_EARLIER))
+        self.context = SqlContext(spark, {plan.name: plan for plan in stored}, committed, earlier)
         if plans is not None:
             self.context.give(plans_from_json(plans))
 
@@ -68,6 +70,10 @@ class JobSql:
                 continue
             place, text = f"{_PLANS}{name}.json", plan.to_json().encode()
             if self._stored.get(place) != text:
+                for before in _plans([self._stored[place]] if place in self._stored else []):
+                    if before.generation != plan.generation:
+                        kept = f"{_EARLIER}{name}/{before.generation}.json"
+                        self._files.put_bytes(kept, self._stored[place])
                 self._files.put_bytes(place, text)
                 self._stored[place] = text
 
@@ -89,3 +95,8 @@ class JobSql:
         times = stream.node.times
         times = times._replace(event_time=times.event_time if times.event_time in schema.names else None)
         self.context.add(name, Table(Built(stream, schema, changes), times))
+
+
+def _plans(texts: Iterable[bytes]) -> list[Compiled]:
+    """The plans of this format. Others are compiled again."""
+    return [Compiled.from_json(text.decode()) for text in texts if is_readable(text)]
