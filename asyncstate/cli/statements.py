@@ -23,7 +23,7 @@ from asyncstate.cli.output import checked, say
 from asyncstate.cli.script import Option, Script, Statement, read_script
 from asyncstate.codec import read_type
 from asyncstate.config import OPTIONS
-from asyncstate.errors import AsyncStateError, CheckpointError, SqlError
+from asyncstate.errors import AsyncStateError, CheckpointError, JobError, SqlError
 from asyncstate.locations import folder_of, is_uri
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _OWN: Final = ("trigger", "checkpoint", "name", "state-ttl")
 _LINE: Final = re.compile(r"\bline (\d+)")
 _QUERY: Final = re.compile(r"(SELECT|WITH|VALUES|FROM|TABLE)\b|\(", re.I)
 _POLL_SECONDS: Final = 1
+_FRAME: Final = re.compile(r"\s+(at |\.\.\. \d+ more)")  # of a stack of Java
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file of statements.", exists=True, dir_okay=False)
@@ -89,7 +90,7 @@ def run(
             )
         plans = None if plan is None else _text_of(plan)
         spark = _session(place, master, remote)
-        with _asked_to_stop() as asked:
+        with _asked_to_stop() as asked, _said(file):
             job = _job(spark, place, place.checkpoint, plans, start_anew)
             query = job.start(trigger="availableNow" if available_now else place.trigger, progress=True)
             while not asked.is_set() and not job.await_termination(query, _POLL_SECONDS):
@@ -319,6 +320,22 @@ def _placed(script: Script, one: Statement, message: str) -> SqlError:
     if found and found.start() == 0:
         message = message[found.end() :].lstrip(": ")
     return script.error(line, message)
+
+
+@contextmanager
+def _said(file: Path) -> Iterator[None]:
+    """Errors of Spark, and of a client of a sink, as one of the project's, without the frames of the JVM."""
+    try:
+        yield
+    except AsyncStateError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip() and not _FRAME.match(line)]
+        what = "\n  ".join([type(error).__name__, *lines])
+        raise JobError(
+            f"{file.name}: the query has failed: {what}\nNothing of its micro-batch is committed; it is replayed when "
+            "the job is started again"
+        ) from error
 
 
 @contextmanager
