@@ -90,7 +90,7 @@ def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str])
 
 def _least_width(cells: Sequence[Sequence[Text]], names: Sequence[str]) -> int:
     """The width of a table that can still be read: below it, rich makes columns of no width."""
-    longest = [
+    longest: list[int] = [
         max(cell.cell_len for cell in (Text(name), *column))
         for name, *column in zip(names, *cells, strict=True)
     ]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PLANS: Final = "sql/"
 """Where plans are in a checkpoint."""
 _EARLIER: Final = "sql-earlier/"
-"""Where those are of which operators have started anew: a rollback may return to their state."""
+"""Where those are of which operators have started with empty state since: a rollback may return to theirs."""
 
 
 class JobSql:

@@ -146,7 +146,8 @@ class SqlContext:
 
     ``spark``: a classic session; None: only plans can be built. ``stored``: plans of an earlier run, by name, which are
     used as long as nothing that they were made from has changed. ``committed``: the uids whose state the checkpoint
-    has, None if it has none at all. ``earlier``: plans whose operators have started anew since.
+    has, None if it has none at all. ``earlier``: plans whose operators have started with empty state
+    since.
     """
 
     def __init__(
