@@ -7,14 +7,14 @@ text is the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
-from asyncstate.errors import SqlError
+from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.sql.build import Built
 from asyncstate.sql.pipeline import table_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _PLANS: Final = "sql/"
 """Where plans are in a checkpoint."""
+_JSON: Final = ".json"
 _EARLIER: Final = "sql-earlier/"
 """Where those are of which operators have started with empty state since: a rollback may return to theirs."""
 
@@ -50,9 +51,9 @@ class JobSql:
         plans: str | None,
     ) -> None:
         self._files = files
-        self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
-        stored = _plans(self._stored.values())
-        earlier = _plans(files.get_bytes(name) for name in files.list(_EARLIER))
+        self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS) if name.endswith(_JSON)}
+        stored = _plans(self._stored)
+        earlier = _plans({name: files.get_bytes(name) for name in files.list(_EARLIER)})
         self.context = SqlContext(spark, {plan.name: plan for plan in stored}, committed, earlier)
         if plans is not None:
             self.context.give(plans_from_json(plans))
@@ -70,7 +71,7 @@ class JobSql:
                 continue
             place, text = f"{_PLANS}{name}.json", plan.to_json().encode()
             if self._stored.get(place) != text:
-                for before in _plans([self._stored[place]] if place in self._stored else []):
+                for before in _plans({place: self._stored[place]} if place in self._stored else {}):
                     if before.generation != plan.generation:
                         kept = f"{_EARLIER}{name}/{before.generation}.json"
                         self._files.put_bytes(kept, self._stored[place])
@@ -97,6 +98,16 @@ class JobSql:
         self.context.add(name, Table(Built(stream, schema, changes), times))
 
 
-def _plans(texts: Iterable[bytes]) -> list[Compiled]:
-    """The plans of this format. Others are compiled again."""
-    return [Compiled.from_json(text.decode()) for text in texts if is_readable(text)]
+def _plans(texts: Mapping[str, bytes]) -> list[Compiled]:
+    """The plans of this format, by the names of their files. Others are compiled again. Raises
+    CheckpointCorruptionError for what is no plan."""
+    found = []
+    for name, text in texts.items():
+        try:
+            found += [Compiled.from_json(text.decode())] if is_readable(text) else []
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointCorruptionError(
+                f"{name} in the checkpoint is no compiled statement: {error!r}. Restore it from a copy; without it the "
+                "statement would be compiled again, and not compared with the one whose state is there"
+            ) from error
+    return found

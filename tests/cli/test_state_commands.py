@@ -467,3 +467,20 @@ def test_no_text_of_a_checkpoint_controls_the_terminal(tmp_path: Path) -> None:
         done = run(*arguments)
         assert not set("\x1b\x07\x9b") & set(done.output)
     assert r"k\x1b[31m" in run("list", folder).stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk without room is simulated by Linux")
+@pytest.mark.parametrize("arguments", [["stats"], ["show", "total", "--format", "json"]])
+def test_an_output_that_cannot_be_written_is_said(place: str, arguments: list[str]) -> None:
+    command, *more = arguments
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncstate", "state", command, place, *more],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("The output cannot be written: ")
+    assert "No space left" in done.stderr

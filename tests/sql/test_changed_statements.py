@@ -13,9 +13,12 @@ import pyarrow as pa
 from typer.testing import CliRunner
 
 from asyncstate.cli.app import app
-from asyncstate.errors import SqlError
+from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark import StreamingJob
+from asyncstate.sql import ir
+from asyncstate.sql.job import JobSql
+from asyncstate.storage import LocalFiles
 from asyncstate.testing import PipelineHarness, PipelineSource, net
 from tests.sql.random_changes import Program
 from tests.sql.tables import NEEDS_COMPILER
@@ -275,3 +278,14 @@ def test_a_statement_returns_to_the_state_that_a_rollback_returns_to(
     assert ran(highest, 4, "start-anew") == [(1, 4, "+I")]
     assert ran(highest, 6) == [(1, 4, "-U"), (1, 6, "+U")]
     assert list(Inspection(place).manifest().operators) == ["a.group-1-v2"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": null}', "\x00"])
+def test_what_is_no_plan_is_not_passed_over(tmp_path: Path, text: str) -> None:
+    """Without the plan a changed statement would not be noticed. Files that no statement has are of others."""
+    files = LocalFiles(tmp_path)
+    files.put_bytes("sql/.notes", b"mine")
+    JobSql(None, files, None, None)  # type: ignore[arg-type]  # nothing is compiled
+    files.put_bytes("sql/a.json", text.replace("null", str(ir.FORMAT)).encode())
+    with pytest.raises(CheckpointCorruptionError, match=r"sql/a\.json in the checkpoint is no compiled statement"):
+        JobSql(None, files, None, None)  # type: ignore[arg-type]
