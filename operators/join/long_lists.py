@@ -27,6 +27,7 @@ from ..core.row_digests import row_digests
 
 LONG: Final = 1024
 """A key that loses a row and has more than this many left has an entry a row from then on."""
+_ALL: Final = "of all columns"
 _DIGEST: Final = pa.schema([pa.field(f"digest_{half}", pa.int64(), nullable=False) for half in (1, 2)])
 
 
@@ -54,7 +55,8 @@ class LongLists:
     ) -> None:
         counted = pa.field(_free_name(schema), pa.int64(), nullable=False)
         fields = pa.schema([counted, *schema])
-        descriptor = ColumnMapStateDescriptor(f"{name}{BY_ROW}", _DIGEST, fields, computed_key=True)
+        of = _ALL if list(identity) == schema.names else f"of {', '.join(identity)}"
+        descriptor = ColumnMapStateDescriptor(f"{name}{BY_ROW}", _DIGEST, fields, computed_key=of)
         self._state = context.get_state(descriptor)
         self.more_than = LONG
         self._schema = schema

@@ -305,3 +305,29 @@ def test_an_accepted_change_does_not_let_long_lists_be_migrated(
     for state in ("left", "left_by_row"):
         with pytest.raises(StateDeclarationError, match="by a digest of their columns"):
             migrate(str(tmp_path), "operator", state, DropField("v"))
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, ["id"]), (["id"], None), (["id"], ["v"])])
+def test_rows_that_other_columns_identify_are_not_looked_for_in_long_lists(
+    before: Any, after: Any, async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are stored by the columns that identified them; nobody can accept others."""
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    settings: Any = {"checkpoint": str(tmp_path), "async_enabled": async_enabled}
+    with join_of(before, **settings) as harness:
+        harness.push([(1, n, f"{n}") for n in range(5)])
+        harness.end_batch()
+        harness.push([(1, 0, "0")], kind="-D")
+        harness.end_batch()
+    with pytest.raises(StateDeclarationError, match="left_unique was") as refused:
+        join_of(after, **settings)
+    assert "accept-change" not in str(refused.value)
+    change_operator(str(tmp_path), "operator", AcceptChange())
+    with pytest.raises(
+        StateDeclarationError, match="accepted for the changed program, but the changed operator keeps other"
+    ):
+        join_of(after, **settings)
+    with join_of(before, **settings) as undone:
+        undone.push([(1, 1, "1")], kind="-D")
+        undone.push([(1, "one")], 1)
+        assert len(net(undone.end_batch())) == 3

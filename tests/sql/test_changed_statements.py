@@ -287,5 +287,7 @@ def test_what_is_no_plan_is_not_passed_over(tmp_path: Path, text: str) -> None:
     files.put_bytes("sql/.notes", b"mine")
     JobSql(None, files, None, None)  # type: ignore[arg-type]  # nothing is compiled
     files.put_bytes("sql/a.json", text.replace("null", str(ir.FORMAT)).encode())
-    with pytest.raises(CheckpointCorruptionError, match=r"sql/a\.json in the checkpoint is no compiled statement"):
+    with pytest.raises(
+        CheckpointCorruptionError, match=r"sql/a\.json in the checkpoint is no compiled statement"
+    ):
         JobSql(None, files, None, None)  # type: ignore[arg-type]
