@@ -90,7 +90,7 @@ docs: setup  ## rewrite the pages that are generated from the code
 docs-site: setup  ## the pages and the reference as HTML, in build/docs-site; a warning is an error
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs-site
 
-lock:  ## pin the packages anew from pyproject.toml (needs uv)
+lock:  ## pin the newest packages that pyproject.toml allows (needs uv)
 	@echo '# The exact packages that development and CI install. Written by `make lock` from pyproject.toml; do not edit.' > requirements.lock.new
 	@$(UV) pip compile pyproject.toml --quiet --upgrade --universal --group dev --group bench --group docs \
 		--no-emit-index-url --no-annotate --no-header >> requirements.lock.new

@@ -1,7 +1,7 @@
 """Every message of the project's errors, read from the code without running it.
 
 Owns: `messages`. Invariant: each call of a class of `asyncstate.errors` in the source gives at least one message, or is
-counted as one that cannot be read; text that only a running program knows stands as `{name}`.
+counted as one that cannot be read; text that only a running program knows is shown as `{name}`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def messages() -> list[Message]:
 
 
 def _calls(node: ast.AST, within: _Function | None) -> Iterator[tuple[str, ast.Call, _Function | None]]:
-    """Each call that makes an error: the error's class, the call, and the function it stands in."""
+    """Each call that makes an error: the error's class, the call, and the function around it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             error = _error_of(child.func, within)

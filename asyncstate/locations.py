@@ -1,6 +1,6 @@
 """Checkpoint locations: distinguish paths from URIs, and redact credentials for logs.
 
-Owns: ``is_uri``, ``folder_of``, ``absolute``, ``redact`` and ``redact_in``. Invariant: the result of ``redact`` may be
+Owns: ``is_uri``, ``local_path``, ``absolute``, ``redact`` and ``redact_in``. Invariant: the result of ``redact`` may be
 shown in a log, an error or a report. Must not import anything of the project except errors.
 """
 
@@ -32,7 +32,7 @@ def is_uri(place: str) -> bool:
     return _SCHEME.match(place) is not None and not place.lower().startswith("file:")
 
 
-def folder_of(place: str) -> str:
+def local_path(place: str) -> str:
     """The path that a path or a ``file:`` URI names. Raises ConfigurationError for a file on another host, for a URI
     that lacks its slashes, and for ``~``, which is another folder on each machine and for each user."""
     if place.startswith("~"):

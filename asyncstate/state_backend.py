@@ -107,7 +107,7 @@ class StateBackend(ABC):
         """Remove many keys."""
 
     @abstractmethod
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
+    def append_final(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
         """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: they are not read any more
         in this micro-batch. The caller gives up the sequences; ``size_bytes`` is that of all keys and values."""
 

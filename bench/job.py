@@ -105,7 +105,7 @@ class Job:
         self._folder, self._local, self._operator = folder, local or folder / "local", operator
         inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
         self._inputs = ordered_by(UID, operator, inputs) if isinstance(operator, BundleOperator) else inputs
-        self._store_through = wrap_store
+        self._wrap_store = wrap_store
         self._memory = worker_memory() if memory is None else memory
         self.watermark = self._previous_watermark = MIN_WATERMARK
 
@@ -118,7 +118,7 @@ class Job:
         """Run and commit one micro-batch; the seconds it took, from the open store to the last compaction's end."""
         record = None
         given = (each if isinstance(each, InputBatch) else InputBatch(each) for each in batches)
-        for out in run_partitions(self.spec(), range(1), given, self._store_through, self._memory):
+        for out in run_partitions(self.spec(), range(1), given, self._wrap_store, self._memory):
             if isinstance(out, CommitRecord):
                 record = out
             else:

@@ -25,8 +25,7 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Report, Row, WrongResult, columns, ratio, turns
-from bench.frame.report import Rounds, benchmark, figure, numbers
+from bench.frame import Report, Rounds, Row, WrongResult, benchmark, columns, figure, numbers, ratio, turns
 from bench.job import INPUT, MODES, Job, batches, config_of, count_and_sum, sliced
 from bench.micro.command import CountPerKey
 from bench.processor_time import Clocks, Spent
@@ -67,7 +66,7 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
         spent.append(clocks.spent())
         waited.append(job.statistics["compaction_seconds"])
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    facts = {"keys": keys, **costs(spent, rows), "waited_seconds": waited, "waited_max": max(waited)}
+    facts = {"keys": keys, **batch_costs(spent, rows), "waited_seconds": waited, "waited_max": max(waited)}
     facts |= {"rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"), "rss_bytes_peak": _memory()}
     parts = {name: value for name, value in job.statistics.items() if "bytes" in name}
     return facts | {"state_bytes": int(job.statistics["state_bytes"]), "parts": parts}
@@ -77,7 +76,7 @@ def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def costs(spent: list[Spent], rows: int) -> dict[str, Any]:
+def batch_costs(spent: list[Spent], rows: int) -> dict[str, Any]:
     """The median micro-batch, and the slowest and the mean by it; what a row costs."""
     shown: dict[str, Any] = {}
     clocks = {"wall": [each.seconds for each in spent], "cpu": [each.cpu_seconds or 0.0 for each in spent]}

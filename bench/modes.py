@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, count
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -184,11 +184,8 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
     distribution: the number of values below the median is binomial. Fewer than six values are not enough for it; they
     give their extremes."""
     ordered, count = sorted(values), len(values)
-    rank, tail = 0, 1 / 2**count
-    while tail <= (1 - CONFIDENCE) / 2:
-        rank += 1
-        tail += math.comb(count, rank) / 2**count
-    below = max(0, rank - 1)
+    tails = accumulate(math.comb(count, number) / 2**count for number in range(count))
+    below = max(0, sum(tail <= (1 - CONFIDENCE) / 2 for tail in tails) - 1)
     return ordered[below], ordered[-1 - below]
 
 

@@ -7,7 +7,6 @@ on the slow device, where nearly all of it is waiting. A ratio above 1 is what i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,14 +20,14 @@ from asyncstate.execution import Pacer
 from asyncstate.execution.prefetch import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
-from asyncstate.storage import ValueCache
+from asyncstate.storage import KeyedStore, ValueCache
 from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
+from asyncstate.testing import FaultyStore
 from bench.frame import Ratio, Report, Rounds, Row, Side, benchmark, chosen, columns, figure, ratio, turns
 from bench.job import MODES, batches, count_and_sum, last_row
 from bench.micro.command import CountPerKey, CountPerPair
 from bench.micro.sides import Place
-from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
 
 _READ_SECONDS = 0.001
@@ -60,16 +59,11 @@ class Work:
             yield random.zipf(1.2, rows) % keys if self.zipf else random.integers(0, keys, rows)
 
 
-class SlowStore(RecordingStore):
+def slow(store: KeyedStore) -> KeyedStore:
     """Waits for each key that is read, as for a device that answers one read at a time of each thread."""
-
-    def get(self, key: bytes) -> bytes | None:
-        time.sleep(_READ_SECONDS)
-        return super().get(key)
-
-    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
-        time.sleep(_READ_SECONDS * len(keys))
-        return super().get_many(keys, piece_keys)
+    waiting = FaultyStore(store)
+    waiting.delay(0.0, seconds_a_key=_READ_SECONDS)
+    return waiting
 
 
 WORKS = {
@@ -101,8 +95,7 @@ RULES = {
 
 def _side(place: Place, work: Work, off: Patch | None = None) -> Side:
     """A side with a store, caches and paces of its own; without what ``off`` takes away."""
-    through = SlowStore if work.slow else None
-    job = place.job(work.operator(), wrap_store=through, memory=WorkerMemory())
+    job = place.job(work.operator(), wrap_store=slow if work.slow else None, memory=WorkerMemory())
 
     def run(keys: np.ndarray) -> Spent:
         with mock.patch.object(*off) if off else nullcontext():

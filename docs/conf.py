@@ -36,8 +36,8 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 root_doc = "index"
 exclude_patterns = ["_site"]
 nitpicky = True
-# Types in signatures: Arrow's, numpy's, Spark's and Python's, whose inventories are not at hand without a network, and
-# type variables. Names that the text itself refers to are checked.
+# Types in signatures: of Arrow, numpy, Spark and Python, whose inventories need a network, and type variables. Names
+# that the text itself refers to are checked.
 nitpick_ignore_regex = [("py:class", ".*")]
 myst_enable_extensions = ["colon_fence"]
 

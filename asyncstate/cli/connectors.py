@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.cli.output import print_rows
-from asyncstate.cli.script import Option, Script, TableDeclaration
+from asyncstate.cli.script import Script, ScriptOption, TableDeclaration
 from asyncstate.errors import AsyncStateError, SqlError
 from asyncstate.spark.kafka.client_options import is_secret
 from asyncstate.spark.sinks import (
@@ -147,7 +147,7 @@ class _Options:
     script: Script
     table: TableDeclaration
     connector: str
-    own: Mapping[str, Option]
+    own: Mapping[str, ScriptOption]
     client: Mapping[str, str]
 
     def text(self, name: str, default: str | None = None) -> Any:
@@ -217,7 +217,7 @@ def _read_options(script: Script, table: TableDeclaration, is_sink: bool) -> _Op
         )
     names = dict(known[connector]) | ({} if is_sink else _DECLARED)
     by_alias = {alias.lower(): name for name, aliases in names.items() for alias in aliases}
-    own: dict[str, Option] = {}
+    own: dict[str, ScriptOption] = {}
     client: dict[str, str] = {}
     for one in options:
         name = by_alias.get(one.name.lower())

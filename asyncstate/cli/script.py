@@ -1,6 +1,6 @@
 """A file of SQL statements: their texts and places, the tables that it declares, and its settings.
 
-Owns: ``Script``, ``Statement``, ``TableDeclaration``, ``Setting``, ``Option``; ``read_script``.
+Owns: ``Script``, ``ScriptStatement``, ``TableDeclaration``, ``Setting``, ``ScriptOption``; ``read_script``.
 Invariant: a statement ends at a semicolon outside of strings, quoted names and comments; its text is as in the file. No
 message has the value of an option.
 Must not import Spark.
@@ -34,7 +34,7 @@ _IN_SPARK: Final = re.compile(
 )
 
 
-class Option(NamedTuple):
+class ScriptOption(NamedTuple):
     """``secret``: parts of the value that come from the environment."""
 
     name: str
@@ -44,7 +44,7 @@ class Option(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Statement:
+class ScriptStatement:
     """A statement for Spark or for ``job.sql``. ``target``: of INSERT INTO; ``name``: of INSERT INTO that of its table,
     and a number from the second one on; of CREATE MATERIALIZED VIEW that of the view."""
 
@@ -66,7 +66,7 @@ class TableDeclaration:
     event_time: str | None
     watermark_delay: str | None
     connector: str
-    options: tuple[Option, ...]
+    options: tuple[ScriptOption, ...]
 
     @property
     def schema(self) -> str:
@@ -84,17 +84,19 @@ class Script:
 
     name: str
     tables: tuple[TableDeclaration, ...] = ()
-    statements: tuple[Statement | Option, ...] = field(default=())
+    statements: tuple[ScriptStatement | ScriptOption, ...] = field(default=())
 
     @property
-    def settings(self) -> list[Option]:
+    def settings(self) -> list[ScriptOption]:
         """All settings."""
-        return [one for one in self.statements if isinstance(one, Option)]
+        return [one for one in self.statements if isinstance(one, ScriptOption)]
 
     @property
     def targets(self) -> set[str]:
         """The tables that statements insert into, in lower case."""
-        return {one.target.lower() for one in self.statements if isinstance(one, Statement) and one.target}
+        return {
+            one.target.lower() for one in self.statements if isinstance(one, ScriptStatement) and one.target
+        }
 
     def error(self, line: int, what: str) -> SqlError:
         """An error about a line of the file."""
@@ -105,7 +107,7 @@ def read_script(name: str, text: str) -> Script:
     """The statements of a file called ``name``. Raises SqlError, with the line."""
     script = Script(name)
     tables: list[TableDeclaration] = []
-    statements: list[Statement | Option] = []
+    statements: list[ScriptStatement | ScriptOption] = []
     counts: dict[str, int] = {}
     for given in _statements(script, text):
         words = [token.upper for token in given]
@@ -121,7 +123,7 @@ def read_script(name: str, text: str) -> Script:
             if target is not None:
                 number = counts[target] = counts.get(target, 0) + 1
                 own = target if number == 1 else f"{target}-{number}"
-            statements.append(Statement(whole, given[0].line, in_spark, target, own))
+            statements.append(ScriptStatement(whole, given[0].line, in_spark, target, own))
     for number, table in enumerate(tables):
         if table.name.lower() in {one.name.lower() for one in tables[:number]}:
             raise script.error(table.line, f"there is a table '{table.name}' already")
@@ -145,7 +147,7 @@ def _statements(script: Script, text: str) -> Iterator[list[Token]]:
         yield found
 
 
-def _setting(script: Script, tokens: Sequence[Token], text: str) -> Option:
+def _setting(script: Script, tokens: Sequence[Token], text: str) -> ScriptOption:
     line = tokens[0].line
     at = next((number for number, token in enumerate(tokens) if token.text == "="), 0)
     if at < 2 or at + 1 == len(tokens):
@@ -158,7 +160,7 @@ def _joined(tokens: Sequence[Token], text: str) -> str:
     return tokens[0].value if len(tokens) == 1 else text[tokens[0].start : tokens[-1].end]
 
 
-def _option(script: Script, name: str, tokens: Sequence[Token], text: str, line: int) -> Option:
+def _option(script: Script, name: str, tokens: Sequence[Token], text: str, line: int) -> ScriptOption:
     value, secret = _joined(tokens, text), list[str]()
 
     def variable(found: re.Match[str]) -> str:
@@ -169,7 +171,7 @@ def _option(script: Script, name: str, tokens: Sequence[Token], text: str, line:
         secret.append(os.environ[found[1]])
         return secret[-1]
 
-    return Option(name, _VARIABLE.sub(variable, value), line, tuple(secret))
+    return ScriptOption(name, _VARIABLE.sub(variable, value), line, tuple(secret))
 
 
 def _target(tokens: Sequence[Token]) -> str | None:
@@ -215,7 +217,7 @@ class _Reader:
                 self._take(",")
                 self._column()
             self._take(")")
-        connector, options = "", list[Option]()
+        connector, options = "", list[ScriptOption]()
         while (word := self._next()) is not None:
             if word == "USING":
                 self._take("USING")
@@ -310,7 +312,7 @@ class _Reader:
             raise self._error(f"the type of column '{name}'")
         return self._text[self._tokens[begin].start : self._tokens[self._at - 1].end]
 
-    def _options(self) -> Iterator[Option]:
+    def _options(self) -> Iterator[ScriptOption]:
         self._take("(")
         while self._next() not in (")", None):
             begin, self._at = self._at, self._at + 1

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from asyncstate.cli.output import checked, say
-from asyncstate.cli.script import Option, Script, Statement, read_script
+from asyncstate.cli.script import Script, ScriptOption, ScriptStatement, read_script
 from asyncstate.codec import read_type
 from asyncstate.config import OPTIONS
 from asyncstate.errors import AsyncStateError, CheckpointError, JobError, SqlError
@@ -250,10 +250,10 @@ def _job(
         else:
             declare_source(job, spark, script, table)
     anew, ttl = set(start_anew or ()), None
-    if unknown := anew - {one.name for one in script.statements if isinstance(one, Statement)}:
+    if unknown := anew - {one.name for one in script.statements if isinstance(one, ScriptStatement)}:
         raise SqlError(f"`--start-anew`: there is no statement '{min(unknown)}'")
     for one in script.statements:
-        if isinstance(one, Option):
+        if isinstance(one, ScriptOption):
             ttl = (one.value or None) if one.name == "state-ttl" else ttl
             continue
         _run(job, spark, script, one, ttl, one.name in anew)
@@ -266,7 +266,7 @@ def _run(
     job: StreamingJob,
     spark: Any,
     script: Script,
-    one: Statement,
+    one: ScriptStatement,
     ttl: str | None,
     anew: bool,
 ) -> None:
@@ -291,7 +291,7 @@ def _run(
         raise _placed(script, one, str(error).splitlines()[0]) from error
 
 
-def _check_columns(job: StreamingJob, script: Script, one: Statement) -> None:
+def _check_columns(job: StreamingJob, script: Script, one: ScriptStatement) -> None:
     """Raise SqlError unless the rows of an INSERT have the columns that its table declares."""
     table = next(table for table in script.tables if table.name.lower() == str(one.target).lower())
     if not table.columns:
@@ -313,7 +313,7 @@ def _check_columns(job: StreamingJob, script: Script, one: Statement) -> None:
             )
 
 
-def _placed(script: Script, one: Statement, message: str) -> SqlError:
+def _placed(script: Script, one: ScriptStatement, message: str) -> SqlError:
     """The error with the line of the file, if it has one of the statement."""
     found = _LINE.search(message)
     line = one.line + (int(found[1]) - 1 if found else 0)

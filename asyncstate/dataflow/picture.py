@@ -67,7 +67,7 @@ def explain(
         for node in flow.nodes
     ]
     stages = sum(_EXCHANGE in _runs(node, places) for node in flow.nodes)
-    lines.append(f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch")
+    lines.append(f"{stages} {'exchange' if stages == 1 else 'exchanges'} per micro-batch")
     return "\n".join([*lines, *([waits] if waits else [])])
 
 
@@ -103,7 +103,9 @@ def _usually(node: Node) -> str:
         return "written by a call on the driver"
     if not isinstance(node, Apply):
         return "in Spark's plan of the reader"
-    return "no exchange, no state" if node.operator.stateless else f"{_EXCHANGE}, one task a partition, state"
+    return (
+        "no exchange, no state" if node.operator.stateless else f"{_EXCHANGE}, one task per partition, state"
+    )
 
 
 def draw(

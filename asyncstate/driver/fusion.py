@@ -157,7 +157,7 @@ def _exchanged(before: Sequence[tuple[Apply, FusedChain]]) -> str:
     said += [
         f", rows of '{node.name}' kept before it ({tail.stopped})" for node, tail in before if tail.stopped
     ]
-    return "".join([*said, ", one task a partition, state"])
+    return "".join([*said, ", one task per partition, state"])
 
 
 def _why(joined: Downstream) -> str:

@@ -16,7 +16,7 @@ from asyncstate.execution.failed_rows import (
 from asyncstate.execution.operator_code import ControllerStatistics
 from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
 from asyncstate.execution.pacer import AsyncLimits, Pacer
-from asyncstate.execution.prefetch import BLOCK_ROWS, Interests
+from asyncstate.execution.prefetch import BLOCK_ROWS, AccessPatterns
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
@@ -24,6 +24,7 @@ from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, Out
 __all__ = [
     "BLOCK_ROWS",
     "CHANGED_BY_BUNDLE_HINT",
+    "AccessPatterns",
     "AnyRow",
     "AsyncLimits",
     "BatchFrame",
@@ -34,7 +35,6 @@ __all__ = [
     "ControllerStatistics",
     "ExecutionController",
     "GuardedRecord",
-    "Interests",
     "ListGet",
     "OutputRow",
     "OutsideCalls",

@@ -1,6 +1,6 @@
 """Where an exception of a callback was raised: in which step of a chain of futures, over the answer of which state.
 
-Owns: ``function_given``, ``Given`` and ``step_of``.
+Owns: ``function_given``, ``CallSite`` and ``step_of``.
 Invariant: the lookup happens only after a failure, from the frames, so that chains cost nothing. What cannot be
 determined is None.
 Must not import runtime or operators.
@@ -36,7 +36,7 @@ _ENDS: Final = ("STORE_", "POP_TOP", "RETURN_", "POP_JUMP", "JUMP_")  # of a sta
 _BETWEEN: Final = ("CACHE", "PUSH_NULL", "RESUME", "COPY_FREE_VARS", "EXTENDED_ARG")
 
 
-class Given(NamedTuple):
+class CallSite(NamedTuple):
     """The expression that passed a function to an already settled future: instruction ``at`` of a frame."""
 
     frame: FrameType
@@ -47,7 +47,7 @@ class Given(NamedTuple):
         return _state_asked(self.frame, self.at)
 
 
-def function_given() -> Given | None:
+def function_given() -> CallSite | None:
     """Called while a failure is reported: where the failed function was passed; None if its future was settled later,
     by the controller."""
     frame: FrameType | None = sys._getframe(1)
@@ -57,7 +57,7 @@ def function_given() -> Given | None:
         frame = frame.f_back
     if frame is None or os.path.dirname(frame.f_code.co_filename) == _EXECUTION:
         return None
-    return Given(frame, frame.f_lasti)
+    return CallSite(frame, frame.f_lasti)
 
 
 def step_of(trace: TracebackType | None) -> str | None:

@@ -36,10 +36,10 @@ from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
 from asyncstate.execution.pacer import AGE_CHECK_RECORDS, AsyncLimits, Pacer
 from asyncstate.execution.prefetch import (
     PREFETCH_ROWS_MIN,
+    AccessPatterns,
     AheadBlock,
-    ComingRows,
-    Interests,
     ReadAhead,
+    UpcomingRows,
 )
 from asyncstate.execution.range_prefetch import RangeReads, RangeRequest, reads_in
 from asyncstate.execution.read_threads import ReadThreads
@@ -78,11 +78,11 @@ class ExecutionController(OperatorCode):
     """
 
     __slots__ = (
+        "_access_patterns",
         "_ahead",
         "_bundle_calls",
         "_bundles",
         "_flight",
-        "_interests",
         "_limits",
         "_peek",
         "_ranges",
@@ -102,11 +102,11 @@ class ExecutionController(OperatorCode):
         limits: AsyncLimits | None = None,
         pacer: Pacer | None = None,
         calls: OutsideCalls | None = None,
-        interests: Interests | None = None,
+        access_patterns: AccessPatterns | None = None,
     ) -> None:
         super().__init__(overlay, uid, state_names, calls)
         self._peek = overlay.peek
-        self._interests = interests
+        self._access_patterns = access_patterns
         self._submitted = self._scans_at_once = self._bundle_calls = 0
         self._wait_seconds = 0.0
         self._reads_hang = False
@@ -317,7 +317,7 @@ class ExecutionController(OperatorCode):
         best read when it is processed."""
         return self._reads is not None and self._reads.pacer.waits_for_device
 
-    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows | None:
+    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> UpcomingRows | None:
         """Announce the next rows, by key group (2 bytes) and encoded key; None if nothing is to be prefetched.
 
         Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. While reads are
@@ -327,8 +327,10 @@ class ExecutionController(OperatorCode):
         if reads is None or limits.batch_hot_reads or (reads.at_once and len(keys) < PREFETCH_ROWS_MIN):
             return None
         if self._ahead is None:
-            self._ahead = ReadAhead(self.overlay, reads, limits.in_flight, self._interests, self._caches)
-        return ComingRows(self._ahead, self._await_block, kind, groups, keys)
+            self._ahead = ReadAhead(
+                self.overlay, reads, limits.in_flight, self._access_patterns, self._caches
+            )
+        return UpcomingRows(self._ahead, self._await_block, kind, groups, keys)
 
     def _await_block(self, block: AheadBlock) -> None:
         while block.missing:

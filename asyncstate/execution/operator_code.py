@@ -326,10 +326,10 @@ class OperatorCode(StateBackend):
         if self.overlay.exceeds(len(keys), keys) and self.may_spill:
             self.overlay.spill()
 
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
+    def append_final(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
         """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: they are not read any more
         in this micro-batch."""
-        if not self.overlay.finish_many(keys, values, size_bytes):
+        if not self.overlay.append_final(keys, values, size_bytes):
             self.overlay.put_many(keys, values)
             if self.overlay.exceeds(len(keys), keys, values):
                 self.overlay.spill()

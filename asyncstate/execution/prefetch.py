@@ -1,6 +1,6 @@
 """Prefetching for coming records: the counterpart, at record grain, of a bundle's prefetch.
 
-Owns: ``ReadAhead`` and ``ComingRows``: which states are prefetched, for which rows, and how far.
+Owns: ``ReadAhead`` and ``UpcomingRows``: which states are prefetched, for which rows, and how far.
 Invariant: a hint only. Prefetched values are in the memtable below writes and cache, where every read looks; a record
 that finds nothing there reads as it would without prefetching.
 """
@@ -36,7 +36,7 @@ _PREFIX_BYTES: Final = 3  # key group and state id
 
 
 @dataclass(slots=True)
-class Interest:
+class AccessPattern:
     """How records access one state: whether it is prefetched, and after how many blocks that may be tried again."""
 
     wanted: bool = False
@@ -48,21 +48,21 @@ Place = tuple[bytes, bytes]
 """A location in the state of a key: the state's id, and what follows the key in the store key (nothing, a map key, a
 namespace)."""
 
-Interests = dict[tuple[int, Place], Interest]
+AccessPatterns = dict[tuple[int, Place], AccessPattern]
 """By kind of rows; kept between the micro-batches of an operator, whose records behave alike."""
 
 
 class AheadRead(ReadRequest):
     """The keys of one location for the rows of a block. A store that has become slow should be noticed within it."""
 
-    __slots__ = ("_ahead", "_interest", "spills")
+    __slots__ = ("_ahead", "_pattern", "spills")
 
     growth = 1
 
-    def __init__(self, ahead: ReadAhead, interest: Interest, keys: list[bytes], spills: int) -> None:
+    def __init__(self, ahead: ReadAhead, pattern: AccessPattern, keys: list[bytes], spills: int) -> None:
         super().__init__(keys)
         self._ahead = ahead
-        self._interest = interest
+        self._pattern = pattern
         self.spills = spills
 
     def arrived(self, start: int, values: Values) -> None:
@@ -73,7 +73,7 @@ class AheadRead(ReadRequest):
         """See ``ReadRequest``: a quick store finds out by a filter in memory that a key is absent."""
         if values.count(None) <= _ABSENT_SHARE * len(values):
             return False
-        self._interest.wanted = False
+        self._pattern.wanted = False
         return True
 
 
@@ -97,8 +97,8 @@ class ReadAhead:
 
     A record-grain operator decides for itself what it reads; but usually each row reads the same states of its key.
     Those can be read for many rows at once, in large list gets; when a row arrives, its chain of futures then runs
-    through without a wait. ``interests`` is what earlier micro-batches have taught, and learns further. ``caches`` are
-    those of the states: what they know is not read.
+    through without a wait. ``access_patterns`` is what earlier micro-batches have taught, and it learns on. ``caches``
+    are those of the states: what they know is not read.
 
     A slow store is read on other threads, for as many rows as may be in flight. A quick one is read here, block by
     block, since a key of a list get costs about half of a single get.
@@ -109,14 +109,14 @@ class ReadAhead:
         overlay: MemTable,
         reads: Reads,
         rows_ahead: int,
-        interests: Interests | None = None,
+        access_patterns: AccessPatterns | None = None,
         caches: Sequence[WriteBackCache] = (),
     ) -> None:
         self.rows_ahead = rows_ahead
         self._overlay = overlay
         self._reads = reads
         self._caches = caches
-        self._interests: Interests = interests if interests is not None else {}
+        self._access_patterns: AccessPatterns = access_patterns if access_patterns is not None else {}
         self._waited: Counter[Place] = Counter()
         self._on_the_way: set[bytes] = set()
         self.keys_read = self.keys_unused = 0
@@ -137,23 +137,25 @@ class ReadAhead:
 
     def wanted(self, kind: int) -> list[Place]:
         """Where to prefetch for rows of this kind."""
-        return [place for (of, place), interest in self._interests.items() if of == kind and interest.wanted]
+        return [
+            place for (of, place), pattern in self._access_patterns.items() if of == kind and pattern.wanted
+        ]
 
     def learn(self, kind: int, rows: int) -> None:
         """Learn from what the last ``rows`` rows, of this kind, have waited for."""
         for place, count in self._waited.items():
-            interest = self._interests.get((kind, place))
-            if interest is not None and interest.rest:
-                interest.rest -= 1
+            pattern = self._access_patterns.get((kind, place))
+            if pattern is not None and pattern.rest:
+                pattern.rest -= 1
             elif count >= _WANTED_SHARE * rows:
-                self._interest_in(kind, place).wanted = True
+                self._pattern_of(kind, place).wanted = True
         self._waited.clear()
 
-    def _interest_in(self, kind: int, place: Place) -> Interest:
-        if (kind, place) not in self._interests and len(self._interests) >= _INTERESTS_MAX:
-            for known in [known for known, interest in self._interests.items() if not interest.wanted]:
-                del self._interests[known]  # e.g. windows of long ago
-        return self._interests.setdefault((kind, place), Interest())
+    def _pattern_of(self, kind: int, place: Place) -> AccessPattern:
+        if (kind, place) not in self._access_patterns and len(self._access_patterns) >= _INTERESTS_MAX:
+            for known in [known for known, pattern in self._access_patterns.items() if not pattern.wanted]:
+                del self._access_patterns[known]  # e.g. windows of long ago
+        return self._access_patterns.setdefault((kind, place), AccessPattern())
 
     def read(self, block: AheadBlock) -> None:
         """Start reading, for the rows of ``block``, the wanted states that have not been read for them."""
@@ -166,12 +168,12 @@ class ReadAhead:
                 for cache in self._caches:
                     unknown = filterfalse(cache.knows, unknown)
                 coming = [key for key in unknown if key not in self._on_the_way]
-                interest = self._interest_in(block.kind, place)
+                pattern = self._pattern_of(block.kind, place)
                 if len(coming) < _UNKNOWN_SHARE * len(block.keys) and not self._reads.pacer.waits_for_device:
-                    interest.wanted = False
+                    pattern.wanted = False
                     continue
                 coming.sort()
-                read = block.read[place] = AheadRead(self, interest, coming, self._overlay.spills)
+                read = block.read[place] = AheadRead(self, pattern, coming, self._overlay.spills)
                 self._read(read)
 
     def _read(self, read: AheadRead) -> None:
@@ -194,16 +196,16 @@ class ReadAhead:
         for place, read in block.read.items():
             unused = self._overlay.drop_read_ahead(read.keys)
             self.keys_unused += unused
-            interest = self._interest_in(block.kind, place)
+            pattern = self._pattern_of(block.kind, place)
             if unused > (1 - used_share) * len(read.keys):
-                interest.wanted = False
-                interest.rest = interest.next_rest
-                interest.next_rest = min(2 * interest.next_rest, _REST_BLOCKS_MAX)
+                pattern.wanted = False
+                pattern.rest = pattern.next_rest
+                pattern.next_rest = min(2 * pattern.next_rest, _REST_BLOCKS_MAX)
             else:
-                interest.next_rest = 1
+                pattern.next_rest = 1
 
 
-class ComingRows:
+class UpcomingRows:
     """The rows of one input batch, or a page of timers, whose records are being made in order.
 
     Rows of one ``kind``, an input or timers, read alike. The runner calls ``at`` before it makes the records of each

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
-from asyncstate.execution.callbacks import Given, function_given, step_of
+from asyncstate.execution.callbacks import CallSite, function_given, step_of
 from asyncstate.execution.completions import Outstanding
 from asyncstate.execution.failed_rows import CHANGED_HINT, GuardedRecord
 from asyncstate.execution.outside_calls import OutsideCall
@@ -55,7 +55,7 @@ class Failures:
         self.answering: bytes | None = None
         """The store key of the read whose answer the running callbacks have got; None while there is none."""
         self._subjects: deque[tuple[BaseException, str]] = deque(maxlen=_REMEMBERED)
-        self._origins: deque[tuple[BaseException, Given | bytes | None]] = deque(maxlen=_REMEMBERED)
+        self._origins: deque[tuple[BaseException, CallSite | bytes | None]] = deque(maxlen=_REMEMBERED)
         self._named: AsyncStateError | None = None
 
     # -- futures ------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Failures:
     def _origin(self, error: BaseException) -> list[str]:
         """The state in whose callback ``error`` was raised, if known."""
         origin = next((origin for known, origin in self._origins if known is error), None)
-        if isinstance(origin, Given):
+        if isinstance(origin, CallSite):
             name = origin.state_name()
             return [] if name is None else [f"state '{name}'"]
         return [] if origin is None else [state_label(origin, self.state_names)]

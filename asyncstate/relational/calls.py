@@ -1,6 +1,6 @@
 """Aggregates and window functions as SQL texts: the operators' functions that they are.
 
-Owns: ``aggregate_of``, which SQL statements use as well; ``Expressions``.
+Owns: ``aggregate_of``, which SQL statements use as well; ``OperatorExpressions``.
 Invariant: a text is cut into parts and never rewritten. A column that is computed for an operator is named by its text,
 so stored state is found again only by the same expression.
 Must not import Spark.
@@ -91,7 +91,7 @@ def aggregate_of(
     return found if where is None else found.where(where)
 
 
-class Expressions:
+class OperatorExpressions:
     """What goes before an operator, into it and after it.
 
     ``over``: the calls are those of OVER. ``computed``: columns to compute before it, by name. ``calls``: its

@@ -33,7 +33,7 @@ from asyncstate.operators import (
     unbounded,
     whole,
 )
-from asyncstate.relational.calls import Expressions, order_of, words_of
+from asyncstate.relational.calls import OperatorExpressions, order_of, words_of
 from asyncstate.runtime.declarations.uids import FILE_NAME_RULE, names_files
 from asyncstate.spark.column_types import quoted
 from asyncstate.state.expiring.ttl import Ttl
@@ -113,7 +113,7 @@ class Grouped:
         JobError for what is not an aggregate.
         """
         with _Placed("agg"):
-            wanted = Expressions()
+            wanted = OperatorExpressions()
             keys = {name: wanted.column(text) for name, text in self._keys.items()}
             for one in aggregates:
                 wanted.add(one)
@@ -157,7 +157,7 @@ class Grouped:
                 raise SchemaError(
                     "the top rows of a window are those of WindowRank; use apply(WindowRank(...))"
                 )
-            wanted = Expressions()
+            wanted = OperatorExpressions()
             keys = {name: wanted.column(text) for name, text in self._keys.items()}
             order = _order(by, wanted, descending=True)
             operator = Rank(order, n, rank_column=number, ttl=ttl)
@@ -194,7 +194,7 @@ class Over:
         columns. ``uid``: by default made of the stream and the columns. Raises JobError for what is not an aggregate.
         """
         with _Placed("over"):
-            wanted = Expressions(over=True)
+            wanted = OperatorExpressions(over=True)
             keys = list(dict.fromkeys(map(wanted.column, self._partition)))
             order = None if self._order is None else _order(self._order, wanted, descending=False)
             for name, one in named.items():
@@ -232,7 +232,7 @@ def distinct(stream: Stream, uid: str | None) -> Stream:
 def top(stream: Stream, n: int, by: Ordering, uid: str | None) -> Stream:
     """The first ``n`` of all rows, the largest ``by`` first."""
     with _Placed("top"):
-        wanted = Expressions()
+        wanted = OperatorExpressions()
         operator = SortLimit(_order(by, wanted, descending=True), n)
         uid = _uid(stream, uid, "top", [])
         given = _with(stream, wanted)
@@ -278,7 +278,7 @@ def joined(
     return rows.drop(*shared.values())
 
 
-def _with(stream: Stream, wanted: Expressions, is_final: bool = False) -> Stream:
+def _with(stream: Stream, wanted: OperatorExpressions, is_final: bool = False) -> Stream:
     """The rows with what is computed for an operator; ``is_final``: its rows are never retracted."""
     varying = list(filter(changes_by_itself, wanted.computed.values()))
     if not varying or stream._flow.facts_of(stream.node)[1].is_insert_only:
@@ -309,7 +309,7 @@ def _named(text: Any) -> tuple[str, Any]:
     return column_of(text.strip()) or " ".join(text.split()), text
 
 
-def _order(given: Ordering, wanted: Expressions, descending: bool) -> list[OrderColumn]:
+def _order(given: Ordering, wanted: OperatorExpressions, descending: bool) -> list[OrderColumn]:
     """The columns of an order; ``descending``: the direction where none is given."""
     found = []
     columns: Sequence[Any] = (

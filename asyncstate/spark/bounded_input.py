@@ -32,7 +32,7 @@ from asyncstate.runtime import (
     run_to_the_end,
 )
 from asyncstate.spark.compatibility import check_session, free_checkpoint, session_settings
-from asyncstate.spark.exchange import Stage, withdraw
+from asyncstate.spark.exchange import SparkStage, withdraw
 from asyncstate.spark.facts import known_changes, with_changes
 from asyncstate.spark.session import settle_session
 from asyncstate.spark.shipped_operator import shipped_copy
@@ -102,7 +102,7 @@ def apply_batch(
         batch.close()
         raise
     stage = batch.applied[uid].stage if batch.applied else None
-    assert stage is None or isinstance(stage, Stage)
+    assert stage is None or isinstance(stage, SparkStage)
     output = batch.applied[uid].output if batch.applied else None
     bounded = _bounded(rows, stage, output)
     with_changes(bounded, known_changes(rows))
@@ -112,7 +112,7 @@ def apply_batch(
 class BoundedRows(DataFrame):
     """The rows of a stage (None: of a stateless operator), as long as they are referenced."""
 
-    _stage: Stage | None
+    _stage: SparkStage | None
     _output: OutputSpec | None
 
     def side_output(self, name: str) -> DataFrame:
@@ -135,7 +135,7 @@ class BoundedRows(DataFrame):
         return self
 
 
-def _bounded(rows: DataFrame, stage: Stage | None, output: OutputSpec | None) -> BoundedRows:
+def _bounded(rows: DataFrame, stage: SparkStage | None, output: OutputSpec | None) -> BoundedRows:
     """``rows`` as BoundedRows, which are DataFrames of the same class, of a classic session or of Spark Connect."""
     kind = type(BoundedRows.__name__, (BoundedRows, type(rows)), {})
     bounded: BoundedRows = object.__new__(kind)

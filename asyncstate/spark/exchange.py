@@ -370,7 +370,7 @@ class StageRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(StageRows):
+class SparkStage(StageRows):
     """A stage that has run in tasks of the cluster, with the reports of its tasks. ``kept``: the local checkpoint that
     the rows are read from."""
 
@@ -407,7 +407,7 @@ class _Released:
         raise JobError(self._reason)
 
 
-def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -> Stage:
+def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -> SparkStage:
     """Run the tasks on every partition, once, keeping the rows and collecting the reports, and the metrics that Spark
     observes under the names ``watched``.
 
@@ -436,7 +436,7 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
     owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
     reports = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(
+    return SparkStage(
         rows=rows[OUTPUT],
         owner=owner,
         sides=sides,

@@ -232,7 +232,7 @@ class SparkExecutor:
 
     def run(
         self, planned: Any, stateless: Collection[str]
-    ) -> tuple[exchange.Stage | LocalStage, list[tuple[Prepared, list[CommitRecord]]]]:
+    ) -> tuple[exchange.SparkStage | LocalStage, list[tuple[Prepared, list[CommitRecord]]]]:
         """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
         partitions."""
         if self._is_local(planned):

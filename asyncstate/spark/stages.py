@@ -24,7 +24,7 @@ from asyncstate.driver.sent_columns import payload_of
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
 from asyncstate.spark.compatibility import arrow_table
 from asyncstate.spark.exchange import (
-    Stage,
+    SparkStage,
     Tasks,
     exchange,
     has_reports,
@@ -142,7 +142,7 @@ def run_stages(
     arrow: ArrowBatches,
     stateless: Collection[str],
     watched: Collection[str],
-) -> tuple[Stage, list[tuple[Prepared, list[CommitRecord]]]]:
+) -> tuple[SparkStage, list[tuple[Prepared, list[CommitRecord]]]]:
     """Run ``planned`` and what feeds it in one action. Returns its rows, and for each operator the records of its
     partitions. ``stateless``: uids of operators that may run with it; ``watched``: names of the metrics that Spark may
     observe meanwhile."""

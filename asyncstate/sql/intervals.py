@@ -26,7 +26,7 @@ _DAY_US: Final = 86_400_000_000
 _KEPT: Final = {"left": (0,), "anti": (0,), "right": (1,), "full": (0, 1)}
 
 
-class Interval(NamedTuple):
+class TimeBounds(NamedTuple):
     """A right row's time is between the left row's plus ``lower`` and plus ``upper``, in microseconds; ``times``: the
     columns; ``nullable``: whether there are rows without it; ``used``: the conditions that say so."""
 
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
 
 def interval_of(
     reader: Reader, plan: Any, sides: Sequence[Read], outputs: Sequence[set[int]]
-) -> Interval | None:
+) -> TimeBounds | None:
     """The bounds that a join's condition sets to the event times of both sides; None if it does not, or if a side has
     changes or no watermark."""
     bounds: dict[tuple[int, int], tuple[list[int], list[int], list[Any]]] = {}
@@ -58,11 +58,11 @@ def interval_of(
         final = [reader.is_final(side.node, time) for side, time in zip(sides, times, strict=True)]
         if lows and highs and max(lows) <= min(highs) and all(final):
             nullable = [bool(ids[one].nullable()) for one in (left, right)]
-            return Interval(times, nullable, max(lows), min(highs), used)
+            return TimeBounds(times, nullable, max(lows), min(highs), used)
     return None
 
 
-def interval_join(node: ir.Join, interval: Interval) -> ir.Node:
+def interval_join(node: ir.Join, interval: TimeBounds) -> ir.Node:
     """The nodes of a join. A row that is kept although it has no partner goes around it if it has no time."""
     inputs, around = list(node.inputs), list[ir.Node]()
     for side in _KEPT.get(node.how, ()):

@@ -21,7 +21,7 @@ _FIELD: Final = re.compile(r"\(*named_struct\('start', (`[^`]+`), 'end', (`[^`]+
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """Which rows a node has, whatever their columns are called: those of ``rows`` for which the ``conditions`` are
     true. ``columns``: what each column is, in the same words for all nodes with these ``rows``; ``valid``: those that
     are never null; ``depth``: how many aggregations there are, one of another."""
@@ -33,12 +33,12 @@ class Origin:
     depth: int = 0
 
 
-def origin_of(node: ir.Node) -> Origin:
+def origin_of(node: ir.Node) -> RowOrigin:
     """The origin of a node's rows."""
     if isinstance(node, ir.Scan):
-        return Origin(("Scan", node.source), dict(zip(node.names, map(quoted, node.own), strict=True)))
+        return RowOrigin(("Scan", node.source), dict(zip(node.names, map(quoted, node.own), strict=True)))
     if not isinstance(node, ir.Project | ir.Filter | ir.Aggregate | ir.WindowAggregate):
-        return Origin(node, {name: quoted(name) for name in node.names})
+        return RowOrigin(node, {name: quoted(name) for name in node.names})
     below = origin_of(node.inputs[0])
     if isinstance(node, ir.Project):
         made = {
@@ -58,10 +58,10 @@ def origin_of(node: ir.Node) -> Origin:
         how = node.window, below.columns[node.time]
     rows = type(node).__name__, below.rows, below.conditions, frozenset(keys.values()), how
     valid = frozenset([*windows.values(), *counts])
-    return Origin(rows, windows | keys | calls, valid=valid, depth=below.depth + 1)
+    return RowOrigin(rows, windows | keys | calls, valid=valid, depth=below.depth + 1)
 
 
-def called(call: ir.Call, given: Origin) -> str:
+def called(call: ir.Call, given: RowOrigin) -> str:
     """What the result of a function of ``given`` rows is."""
     read = [None if name is None else given.columns[name] for name in (*call.columns, call.where)]
     order = [(given.columns[one.column], one.descending, one.nulls_first) for one in call.order]

@@ -75,7 +75,7 @@ def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaR
     return None
 
 
-def hand_on(slots: Sequence[Slot], base: RestorePlan) -> None:
+def forward_deltas(slots: Sequence[Slot], base: RestorePlan) -> None:
     """Add the deltas up to ``base`` to the records of copies among the ``slots``, and link local delta files to
     them."""
     for copy in slots:

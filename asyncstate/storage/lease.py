@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
+from asyncstate.storage.compaction import copies, forward_deltas, is_copy, pending_of
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.local_folders import (
     checked_name,
@@ -173,7 +173,7 @@ class LocalStores:
                 used = [other for other in used if other.folder != slot.folder]
                 was_copy = slot.compacted_marker.exists()
                 if was_copy or used:
-                    hand_on([slot, *used], base)
+                    forward_deltas([slot, *used], base)
                 lease = self._lease(slot, base, options or RocksDBOptions(), export_cache)
                 if was_copy:
                     slot.compacted_marker.unlink(missing_ok=True)

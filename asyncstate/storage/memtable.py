@@ -193,7 +193,7 @@ class MemTable:
                 if clean.recent_bytes > clean.recent_bytes_max:
                     clean.age()
                 return value
-        return self._clean.recall(key)
+        return self._clean.promote(key)
 
     def fetch(self, key: bytes) -> bytes | None:
         """Read a key that ``peek`` did not know from the store, and cache the answer."""
@@ -326,7 +326,7 @@ class MemTable:
         else:
             self._settled().update(zip(keys, values, strict=True))
 
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
+    def append_final(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Write the final values of a state (sorted, each key once, None deletes), which are not read any more; for
         states that are left out of the cache. ``size_bytes``: of all keys and values. False if the caller must use
         ``put_many`` instead. The caller gives up the sequences."""

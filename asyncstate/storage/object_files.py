@@ -26,7 +26,7 @@ import stamina
 from pyarrow import fs
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConfigurationError
-from asyncstate.locations import folder_of, is_uri, redact, redact_in
+from asyncstate.locations import is_uri, local_path, redact, redact_in
 from asyncstate.storage.files import (
     TEMPORARY_PREFIX,
     TRANSFERS_MAX,
@@ -110,7 +110,7 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
             f"async-state.checkpoint-dir is {redact(place)!r}; a path cannot contain NUL"
         )
     if not is_uri(place):
-        return LocalFiles(folder_of(place))
+        return LocalFiles(local_path(place))
     retries = retries or Retries()
     try:
         file_system, small_objects, base = retries.call(lambda: _file_systems(place))
@@ -140,7 +140,7 @@ def existing_files(place: str, what: str, hint: str) -> CheckpointFiles:
     """
     if not is_uri(place):
         try:
-            there = Path(folder_of(place)).is_dir()
+            there = Path(local_path(place)).is_dir()
         except OSError as error:
             raise CheckpointError(
                 f"the {what} {place} cannot be read: {error}. Check its permissions"

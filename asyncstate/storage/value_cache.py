@@ -116,7 +116,7 @@ class ValueCache:
             self.clear()
             self.without = state_ids
 
-    def recall(self, key: bytes) -> Peeked:
+    def promote(self, key: bytes) -> Peeked:
         """Look into the older generations; a hit is promoted to the recent one."""
         for entries in self.older:
             value: Peeked = entries.get(key, MISSING)

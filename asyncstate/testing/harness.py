@@ -222,7 +222,7 @@ class OperatorHarness:
             tuning,
         )
         self.parallelism = parallelism
-        self._store_through = wrap_store
+        self._wrap_store = wrap_store
         self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
         self.owns_folder = folder is None
@@ -572,14 +572,16 @@ class OperatorHarness:
     def _partitions(
         self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
     ) -> Iterator[OutBatch | CommitRecord]:
-        spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_local_phase(spec))
+        spec = replace(
+            spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_partial_aggregation(spec)
+        )
         if spec.inputs[0].local is not None:
             sender = copies()
             pushed = [aggregated_before(sender, spec.inputs[0], one) for one in pushed]
         of_operator = self.parallelism, self._config.max_parallelism
         for partitions, rows in exchanged(spec.inputs, pushed, *of_operator, self._together):
             own = with_copy(spec, copies)
-            yield from run_partitions(own, partitions, iter(rows), self._store_through, self.worker)
+            yield from run_partitions(own, partitions, iter(rows), self._wrap_store, self.worker)
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | RowStatistics]:
         """All rows as they were pushed: there is no exchange, so partitions have no meaning."""
@@ -618,7 +620,7 @@ class OperatorHarness:
         sent = [batch for batch in pushed if batch.input_index == index]
         return pack_broadcast(self._uid, self._specs[index], sent, self._config.shares.broadcast)
 
-    def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
+    def _with_partial_aggregation(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = choose_partial_aggregation(spec.operator, spec.inputs, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
 

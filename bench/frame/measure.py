@@ -146,15 +146,19 @@ def stamp(path: Path, number: int) -> None:
 
 
 @contextmanager
-def serving(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
-    """``serve(line, *arguments)`` of a module in a process of its own, which is ended; the other end of its line."""
+def serving(serve: Callable[..., None], *arguments: Any, patience: float = 0) -> Iterator[Connection]:
+    """``serve(line, *arguments)`` of a module in a process of its own; the other end of its line. At the end that is
+    closed, and the process has ``patience`` seconds to end by itself."""
     processes = multiprocessing.get_context("spawn")
     line, there = processes.Pipe()
     process = processes.Process(target=serve, args=(there, *arguments), daemon=True)
     process.start()
+    there.close()  # so that the line ends with the process
     try:
         yield line
     finally:
+        line.close()
+        process.join(patience)
         process.kill()
         process.join()
 

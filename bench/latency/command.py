@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +32,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.compatibility import arrow_table
-from bench.frame import Cores, Report, Row, benchmark, chosen, columns, in_turns, numbers, serving
+from bench.frame import Cores, Report, Row, benchmark, chosen, columns, in_turns, medians, numbers, serving
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
 from bench.peers.works import PEERS, WORKS
-from bench.processor_time import TreeClocks, spent_seconds, tree_times
+from bench.processor_time import Spent, TreeClocks, spent_seconds, tree_times
 from bench.session import session
 
 Numbers = npt.NDArray[np.int64]
@@ -125,7 +124,7 @@ KEYED: Mapping[str, Keyed] = {
 }
 
 
-class Running(NamedTuple):
+class Started(NamedTuple):
     """A query that has been started, and the job it runs, if it is asyncstate's."""
 
     query: StreamingQuery
@@ -145,24 +144,24 @@ def able(work: str, names: Sequence[str]) -> list[Engine]:
     return [each for each in ENGINES[work] if each.name in names and not PEERS[each.peer].missing]
 
 
-def start(spark: SparkSession, who: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink) -> Running:
+def start(spark: SparkSession, who: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink) -> Started:
     """Start the work over ``rows``, a stream of key and value, with the default trigger; go on where it was in
     ``folder``. ``sink`` receives the output, except that of a direct engine."""
     peer, place = PEERS[who.peer], str(folder / "query")
     if who.graph:
         job = graph(spark, peer, who.work or work, folder, rows, sink)
-        return Running(job.start(query_checkpoint=place), job)
+        return Started(job.start(query_checkpoint=place), job)
     if peer.ours:
         job, on_batch = ours(spark, peer, work, folder, sink)
         stream = rows.writeStream.foreachBatch(on_batch).option("checkpointLocation", place)
-        return Running(stream.start(), job)
+        return Started(stream.start(), job)
     for key, value in spark_conf(peer.store).items():
         if key != "spark.driver.memory":  # of the session; there is little state here
             spark.conf.set(key, value)
     plan, mode = PYTHON.get((work, who.peer)) or NATIVE[work]
     stream = plan({"rows": rows}).writeStream.outputMode(mode)
     stream = stream.format("noop") if who.direct else stream.foreachBatch(sink)
-    return Running(stream.option("checkpointLocation", place).start(), None)
+    return Started(stream.option("checkpointLocation", place).start(), None)
 
 
 _STEP_SECONDS = 0.01
@@ -221,7 +220,7 @@ class Plan(NamedTuple):
         return self.first + int(self.rate * self.seconds)
 
 
-def _wait(running: Running, seconds: float, what: str, until: Callable[[], bool]) -> None:
+def _wait(running: Started, seconds: float, what: str, until: Callable[[], bool]) -> None:
     """Raises what the query fails with, and TimeoutError with ``what`` it is."""
     end = time.perf_counter() + seconds
     while not until():
@@ -237,8 +236,7 @@ def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> N
     engines = {engine.name: engine for engine in able(work, plan.engines)}
     group = f"{work}: {WORKS[work].title}"
     rows = {name: Row(name=engine.title, group=group) for name, engine in engines.items()}
-    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-    cpu: dict[tuple[str, int], list[float]] = defaultdict(list)
+    spent: dict[tuple[str, int], list[Spent]] = defaultdict(list)
 
     def fill(name: str, _: int) -> None:
         report.tell(f"{work}: filling the state: {rows[name].name}")
@@ -246,10 +244,8 @@ def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> N
 
     def turn(size: int, name: str, number: int) -> None:
         report.tell(f"{work}: {size:,} rows, turn {number}/{plan.turns}: {rows[name].name}")
-        found, busy = _turn(spark, work, engines[name], plan, size, plan.batches, plan.opening)
-        if number:
-            seconds[name, size] += found
-            cpu[name, size] += busy
+        found = _turn(spark, work, engines[name], plan, size, plan.batches, plan.opening)
+        spent[name, size] += found if number else []
 
     failed = in_turns(list(engines), 1, fill)
     for size in plan.sizes:
@@ -259,20 +255,19 @@ def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> N
         row.failed = failed.get(name, "")
         row.facts = {"engine": name}
         for size in plan.sizes:
-            row.facts[f"seconds_{size}"] = seconds[name, size]
-            if ms := [1e3 * each for each in seconds[name, size]]:
-                row.facts[f"ms_{size}"] = statistics.median(ms)
-                row.facts |= {f"low_{size}": min(ms), f"high_{size}": max(ms)}
-            if busy := cpu[name, size]:
-                row.facts[f"cpu_ms_{size}"] = 1e3 * statistics.median(busy)
+            found, seconds = spent[name, size], [each.seconds for each in spent[name, size]]
+            row.facts[f"seconds_{size}"] = seconds
+            if found:
+                row.facts[f"ms_{size}"], row.facts[f"cpu_ms_{size}"] = medians(found, scale=1e3)
+                row.facts |= {f"low_{size}": 1e3 * min(seconds), f"high_{size}": 1e3 * max(seconds)}
     report.add(*rows.values())
 
 
 def _turn(
     spark: SparkSession, work: str, engine: Engine, plan: Plan, size: int, batches: int, opening: int
-) -> tuple[list[float], list[float]]:
+) -> list[Spent]:
     """Run the query from where it was until ``batches`` micro-batches after the ``opening`` ones have been counted:
-    seconds of each, and the processor's of one on the mean, if known."""
+    each, with the processor's seconds of one on the mean, if known."""
     # A source that has ``size`` numbers for each micro-batch, at once, and costs nearly nothing.
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", size).load()
     key = KEYED[work].fixed.format(keys=plan.keys)
@@ -298,8 +293,9 @@ def _turn(
         last = up_to(first + batches)
     finally:
         running.stop()
-    spent = spent_seconds(before, cpu)
-    return seconds[first:], [spent / (last - first)] if spent and first < last else []
+    busy = spent_seconds(before, cpu)
+    mean = None if busy is None else busy / max(1, last - first)
+    return [Spent(each, mean) for each in seconds[first:]]
 
 
 def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> None:

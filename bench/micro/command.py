@@ -62,10 +62,6 @@ def _hot_state(place: Place, size: Size) -> Side:
     return floor.records
 
 
-def _chain(place: Place, size: Size) -> Side:
-    return place.filled(CountPerKey(), size.state)
-
-
 class CountPerPair(_Counts, BundleOperator):
     """Count and sum per (key, value), the table of a distinct aggregate, in a ColumnMapState."""
 
@@ -227,7 +223,9 @@ CASES: Mapping[str, Sequence[Case]] = {
     ],
     "other operators": state_path.CASES,
     # Against a get and a put a record, on hot state.
-    "record grain": [Case("ValueState chain", 1.3, _hot_state, _chain)],
+    "record grain": [
+        Case("ValueState chain", 1.3, _hot_state, lambda place, size: place.filled(CountPerKey(), size.state))
+    ],
     "iterations": iteration.CASES,
     "calls": [_calls("record", CallARecord), _calls("bundle", CallAKey)],
     # Rows of two inputs that come in turn: those of one first, against both as they arrive.

@@ -10,7 +10,6 @@ import contextlib
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -47,26 +46,6 @@ class RunSettings(NamedTuple):
     sql: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueryResult:
-    """One query in one mode. ``problems`` says what was wrong with the result.
-
-    In ``facts``: ``seconds`` from the start of the streaming query to the end of the final flush, ``batch_ms_*`` from
-    the trigger of a micro-batch to its commit, ``cpu_us`` of processors an event, in driver, JVM and Python workers;
-    ``state_reads`` counts values asked for, of which ``cache_hits`` came from memory, ``store_reads`` keys read from
-    the store, ``read_batches`` the list gets that read several at once.
-    """
-
-    seconds: float
-    expected_rows: int
-    problems: tuple[str, ...]
-    facts: dict[str, Any]
-
-    @property
-    def checked(self) -> bool:
-        return not self.problems
-
-
 _Run = tuple[Spent, list[float], list[Progress]]  # milliseconds of each micro-batch, and its progress
 
 
@@ -97,20 +76,19 @@ class NexmarkRunner:
         self._stream(query, async_enabled, self._warm_up, folder, folder / "sink")
         shutil.rmtree(folder)
 
-    def run(self, query: str, async_enabled: bool) -> QueryResult:
+    def run(self, query: str, async_enabled: bool) -> Row:
         """Run one query in one mode from nothing, and check its result. Raises whatever the streaming query fails with.
-        A wrong result does not raise: ``QueryResult.problems`` says what is wrong, and the folder of the run is
-        kept."""
+        A wrong result does not raise: the row says what is wrong, and the folder of the run is kept."""
         source = self.prepare()
-        folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
+        mode = "async" if async_enabled else "sync"
+        folder = self._settings.folder / "runs" / f"{query}-{mode}"
         _reset_worker_peaks(self._spark)
         (seconds, cpu), batch_ms, told = self._stream(query, async_enabled, source, folder, folder / "sink")
         found = self._compare(query, folder / "sink")
         if found.ok:
             shutil.rmtree(folder)
-        expected = found.expected_rows
         facts: dict[str, Any] = {"events": source.events, "seconds": seconds}
-        facts |= {"events_per_second": source.events / seconds, "expected_rows": expected}
+        facts |= {"events_per_second": source.events / seconds, "expected_rows": found.expected_rows}
         for share in (50, 95):
             facts[f"batch_ms_p{share}"] = float(np.percentile(batch_ms, share, method="inverted_cdf"))
         facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
@@ -125,7 +103,7 @@ class NexmarkRunner:
             facts[name] = sum(int(each[name] or 0) for each in last)
         peaks = [int(each["worker_rss_bytes_peak"] or 0) for each in each_time]
         facts["worker_peak_rss_bytes"] = max(peaks, default=0)
-        return QueryResult(seconds=seconds, expected_rows=expected, problems=tuple(found.wrong), facts=facts)
+        return row_of(query, mode, facts, found.wrong)
 
     def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float | None]:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all
@@ -244,7 +222,7 @@ def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence
     """A row a mode, of the run of median duration, a wrong one before all others. A JVM is quicker at what it did
     before, so the order turns. What a mode fails with is in its row."""
     names = {"async" if mode else "sync": mode for mode in modes}
-    runs: dict[str, list[QueryResult]] = {name: [] for name in names}
+    runs: dict[str, list[Row]] = {name: [] for name in names}
 
     def run(name: str, number: int) -> None:
         report.tell(f"{query}, {name}, run {number + 1} of {repeat}")
@@ -252,21 +230,26 @@ def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence
         runs[name].append(runner.run(query, names[name]))
 
     failed = in_turns(list(names), repeat, run)
-    rows = {name: Row(name=name, group=query, failed=failed.get(name, "")) for name in names}
-    for name, row in rows.items():
-        if ordered := sorted(runs[name], key=lambda each: (each.checked, each.seconds)):
-            _fill(row, ordered[(len(ordered) - 1) // 2 if ordered[0].checked else 0])
+    rows = {name: Row(name=name, group=query) for name in names}
+    for name, found in runs.items():
+        if ordered := sorted(found, key=lambda each: (not each.wrong, each.facts["seconds"])):
+            rows[name] = ordered[0 if ordered[0].wrong else (len(ordered) - 1) // 2]
+        rows[name].failed = failed.get(name, "")
     if len(rows) > 1 and all(row.facts for row in rows.values()):
         sync, mine = (rows[name].facts["events_per_second"] for name in ("sync", "async"))
         rows["async"].facts["speedup"] = mine / sync
     report.add(*rows.values())
 
 
-def _fill(row: Row, run: QueryResult) -> None:
-    row.facts = run.facts | {"result": "right" if run.checked else "WRONG"}
-    rate = run.facts["events_per_second"]
-    if run.checked:
-        figure = Figure(rate, rate, rate, rate=True, absolute=True)
-        row.figures = {f"{row.group} {row.name}, events/s": figure}
+def row_of(query: str, name: str, facts: dict[str, Any], wrong: Sequence[str]) -> Row:
+    """One query in one mode. In ``facts``: ``seconds`` from the start of the streaming query to the end of the final
+    flush, ``batch_ms_*`` from the trigger of a micro-batch to its commit, ``cpu_us`` of processors an event, in driver,
+    JVM and Python workers; ``state_reads`` counts values asked for, of which ``cache_hits`` came from memory,
+    ``store_reads`` keys read from the store, ``read_batches`` the list gets that read several at once."""
+    row = Row(name=name, group=query, facts=facts | {"result": "WRONG" if wrong else "right"})
+    if wrong:
+        row.wrong = ["it differs from DuckDB's result for the same events:", *wrong]
     else:
-        row.wrong = ["it differs from DuckDB's result for the same events:", *run.problems]
+        rate = facts["events_per_second"]
+        row.figures = {f"{query} {name}, events/s": Figure(rate, rate, rate, rate=True, absolute=True)}
+    return row

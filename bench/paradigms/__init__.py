@@ -290,7 +290,7 @@ class Combined(Paradigm):
 
     number, title, reads, scans = 4, "Combined states", 2, 0
     output = (("verdict", pa.string()), ("first", pa.int64()), ("second", pa.int64()))
-    rejected = (Rejected("second_read_behind_the_first", right=True), Rejected("gets_too_early", right=False))
+    rejected = (Rejected("second_read_after_the_first", right=True), Rejected("gets_too_early", right=False))
 
     def open(self, context: OperatorContext) -> None:
         self.first: ValueState[int] = context.get_state(ValueStateDescriptor("first", pa.int64()))
@@ -318,7 +318,7 @@ class Combined(Paradigm):
         await combine_all([self.first.async_update(first), self.second.async_update(second)])
         ctx.emit(row.key, "equal" if first == second else "not equal", first, second)
 
-    async def second_read_behind_the_first(self, row: Row, ctx: RecordContext) -> None:
+    async def second_read_after_the_first(self, row: Row, ctx: RecordContext) -> None:
         """Right, but the second read starts when the first is there: two waits instead of one."""
         first = (await self.first.async_value() or 0) + row.x
         second = (await self.second.async_value() or 0) + row.y

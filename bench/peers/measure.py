@@ -9,10 +9,10 @@ Spark.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +22,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from bench.frame import LAST_WORDS, LOG, CaseError, in_turns, reason, stamp
+from bench.frame import LAST_WORDS, LOG, CaseError, in_turns, reason, serving, stamp
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.peers.results import Throughput
 from bench.peers.works import PEERS, Result, Scale, Work
@@ -61,27 +61,15 @@ class Timed:
 
 
 class Running:
-    """One peer's process. ``timed`` is set when a Run has ended."""
+    """One peer's process, at the other end of ``line``. ``timed`` is set when a Run has ended."""
 
-    def __init__(self, peer: str, work: str, folder: Path, cores: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._logs = [folder / LOG, folder / "log"]
-        processes = multiprocessing.get_context("spawn")
-        self._line, there = processes.Pipe()
-        self._process = processes.Process(target=_child, args=(there, peer, work, folder, cores))
-        self._process.start()
-        there.close()
+    def __init__(self, line: Connection, folder: Path) -> None:
+        self._line, self._logs = line, [folder / LOG, folder / "log"]
         self.timed: Timed | None = None
 
     def step(self) -> None:
         """Let it do one micro-batch, and what follows up to the next one's turn."""
         self.tell(GO)
-
-    def close(self) -> None:
-        self._line.close()
-        self._process.join(30)
-        self._process.kill()
-        self._process.join()
 
     def tell(self, what: object) -> None:
         """Hand it a Run, and wait until its first micro-batch is ready; or go on."""
@@ -97,6 +85,7 @@ class Running:
 
 
 def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("wb") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
@@ -176,9 +165,11 @@ class _Bench:
         have had nothing to do for a minute, so a round must be shorter."""
         plan, work = self.plan, self.work
         running: dict[str, Running] = {}
-        try:
+        with ExitStack() as opened:
             for name in names:
-                running[name] = Running(name, work.name, self.folder / name, plan.cores)
+                folder = self.folder / name
+                line = serving(_child, name, work.name, folder, plan.cores, patience=30)
+                running[name] = Running(opened.enter_context(line), folder)
             self.tell("checking results on a small input")
             few = write_input(work, plan.check, self.folder / "small", min(plan.cores, 2))
             found = self._carried_out(running, dict.fromkeys(running, (few, plan.check)), "check")
@@ -193,9 +184,6 @@ class _Bench:
                 scale = replace(self.scale, rows=rows, keys=keys)
                 inputs[name] = write_input(work, scale, self.folder / f"for-{name}", plan.cores), scale
             return found | self._carried_out(right, inputs, "run")
-        finally:
-            for process in running.values():
-                process.close()
 
     def _carried_out(
         self, running: Mapping[str, Running], inputs: Mapping[str, tuple[Input, Scale]], what: str

@@ -144,7 +144,7 @@ _BUNDLED = ("ours-sync", "ours-async", "bundle-sync", "bundle-async", "floor", *
 _COUNTS = {"": _COUNTED, "bundle": _latest("count(*) AS n"), "floor": _FLOOR}
 _TUMBLED, _HOPPED = _windows(10_000_000, 10_000_000), _windows(10_000_000, 2_000_000)
 _SUMMED = {"": _latest(_AGGREGATES), "floor": _FLOOR}
-_BY_FUNCTION = "weighted mean a key, by a function in Python"
+_MEANS = {"": _latest(_MEAN), "bundle": _latest(_MEAN), "floor": _FLOOR}
 
 WORKS: Mapping[str, Work] = {
     work.name: work
@@ -153,13 +153,7 @@ WORKS: Mapping[str, Work] = {
         Work("b", "first row a key", _half_new, {"": _FIRST, "floor": _FLOOR}, _WITH_FLOOR),
         Work("c", "join within 10 s", _two_sides, {"": _JOINED}, _NATIVE, fills=False),
         Work("d", "counter a key", _uniform, _COUNTS, _BUNDLED),
-        Work(
-            "g",
-            _BY_FUNCTION,
-            _uniform,
-            {"": _latest(_MEAN), "bundle": _latest(_MEAN), "floor": _FLOOR},
-            _BUNDLED,
-        ),
+        Work("g", "weighted mean a key, by a function in Python", _uniform, _MEANS, _BUNDLED),
         Work("e-tumble", "tumbling windows", _timed, {"": _TUMBLED}, _NATIVE, fills=False),
         Work("e-hop", "hopping windows", _timed, {"": _HOPPED}, _NATIVE, fills=False),
     )

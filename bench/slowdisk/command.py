@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -267,14 +268,13 @@ def _on_threads(get: Callable[[Any], object], threads: int, keys: list[bytes]) -
         for chunk in shared:  # the iterator of a list gives each to one thread
             get(chunk)
 
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    begin.wait()
-    started = time.perf_counter()
-    for worker in workers:
-        worker.join()
-    return time.perf_counter() - started
+    with ThreadPoolExecutor(threads) as pool:
+        working = [pool.submit(work) for _ in range(threads)]
+        begin.wait()
+        started = time.perf_counter()
+        for one in working:
+            one.result()
+        return time.perf_counter() - started
 
 
 _AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"

@@ -2,7 +2,7 @@
 
     <!-- side by side -->   what follows is the first column
     <!-- beside -->         what follows is the next one
-    <!-- end -->            behind the last one
+    <!-- end -->            after the last one
 
 Invariant: a page reads the same without this.
 """

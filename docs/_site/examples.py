@@ -1,7 +1,7 @@
 """A page for each program of `docs/examples`: what it says of itself, and its text.
 
-Owns: `docs/examples/*.rst`, which each build makes anew and git ignores. The tests run the programs, and compare what
-they print with what stands at their end.
+Owns: `docs/examples/*.rst`, which each build makes again and git ignores. The tests run the programs, and compare what
+they print with what is at their end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes the pages of the API reference: every public name once, on the page of the module that defines it.
 
-Owns: `docs/api/`, which each build makes anew and git ignores. Invariant: each name of the `__all__` of a module below
+Owns: `docs/api/`, which each build makes again and git ignores. Invariant: each name of the `__all__` of a module below
 is on exactly one page, under the shortest path that it can be imported by; one that no page claims is on the module's
 last page, so that a new name needs no entry here.
 """
@@ -292,7 +292,7 @@ def _doc_of_data(path: str) -> str:
 
 
 def types_page() -> str:
-    """The page of ``ALIASES``: what each stands for, as its assignment says, and the text below that."""
+    """The page of ``ALIASES``: what each means, as its assignment says, and the text below that."""
     text = TYPES
     for name, module in ALIASES.items():
         assigned = _assigned(module)

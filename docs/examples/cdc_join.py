@@ -1,11 +1,12 @@
 """Two captured tables that are kept joined: orders with the name of their customer, and what each customer owes.
 
-Run it with ``python docs/examples/cdc_join.py``: the whole job in one process without Spark, in both modes, with a
-crash on the way. On Spark, with Debezium's events: docs/examples/debezium_orders.py.
+Run it with ``python docs/examples/cdc_join.py``: the whole job runs in one process without Spark, in both modes, with a
+crash in between. On Spark, with Debezium's events: docs/examples/debezium_orders.py.
 
-Both tables come as upserts (the row after a change, a deletion with the key only), as a compacted Kafka topic has them,
-in any order within a micro-batch and some twice: ``sequence`` is the position in the database's log, and ``drop_stale``
-drops what has been seen. ``ChangelogNormalize`` keeps the row before each change, so that the join can retract rows.
+Both tables arrive as upserts (the row after a change; for a deletion only the key), as in a compacted Kafka topic, in
+any order within a micro-batch, and some twice. ``sequence`` is the position in the database's log, and ``drop_stale``
+drops changes that were processed before. ``ChangelogNormalize`` keeps the row before each change, so that the join can
+retract rows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Revenue by country, kept up to date from two tables that Debezium captures.
 
 Run it with ``python docs/examples/debezium_orders.py``: it writes the events of a small shop into files, reads them as
-a stream of three micro-batches, and prints the table after each. With Kafka only the stream differs: see
+a stream of three micro-batches, and prints the table after each. With Kafka, only the stream is different: see
 docs/sources.md.
 
-The orders come with the row before each change (REPLICA IDENTITY FULL). The customers come without it, and some of
-their events come twice; ``ChangelogNormalize`` keeps the row before and drops what has been seen.
+The events of orders have the row before each change (REPLICA IDENTITY FULL). Those of customers do not, and some of
+them arrive twice: ``ChangelogNormalize`` keeps the row before a change and drops duplicates.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def revenue(log: DataFrame, batch: MicroBatch) -> DataFrame:
     sold = batch.apply(
         Join("inner"), orders, customers.drop(*PLACE), key=("customer", "buyer"), uid="sold"
     ).select("country", "amount", "row_kind")
-    figures = [count().alias("orders"), sum_("amount").alias("amount")]
-    return batch.apply(GroupAggregate(figures), sold, key="country", uid="revenue")
+    aggregates = [count().alias("orders"), sum_("amount").alias("amount")]
+    return batch.apply(GroupAggregate(aggregates), sold, key="country", uid="revenue")
 
 
 def main() -> None:

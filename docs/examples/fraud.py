@@ -1,11 +1,11 @@
 """Payments that look like fraud: what a card spent in the last hour, the risk of the shop, and cards that are blocked.
 
-Run it with ``python docs/examples/fraud.py``: the whole job in one process without Spark, in both modes. In a job the
-function ``fraud`` is given ``job.source("payments", stream, event_time="ts", watermark_delay="1 minute")``.
+Run it with ``python docs/examples/fraud.py``: the whole job runs in one process without Spark, in both modes. In a job,
+pass the function ``fraud`` the stream ``job.source("payments", stream, event_time="ts", watermark_delay="1 minute")``.
 
-Payments get the sum of their card's last hour (``OverAggregate``, which puts them in order of time), then the risk of
-the shop (``LookupJoin``). ``Judge`` approves them or emits them as suspicious, and blocks the card for half an hour: a
-timer lifts that. Payments that come too late for the sums are a side output of their own.
+``OverAggregate`` sorts the payments by time and adds the sum of their card's last hour. ``LookupJoin`` adds the risk of
+the shop. ``Judge`` approves a payment, or emits it as suspicious and blocks the card for half an hour, until a timer
+unblocks it. Payments that are too late for the sums go to a side output.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How well people could watch: sessions of viewers with the mean quality, weighted by how long it lasted.
+"""How well people could watch: sessions of viewers with their mean quality, weighted by time.
 
-Run it with ``python docs/examples/sessions.py``: the whole job in one process without Spark, in both modes.
+Run it with ``python docs/examples/sessions.py``: the whole job runs in one process without Spark, in both modes.
 
-A session ends when a viewer has been away for half an hour. A report has the quality (0 to 100) over some seconds;
-the mean of a session weighs each report by its seconds, which no built-in aggregate does: ``WeightedMean`` is an
-aggregate function of our own. As it can merge, sessions that a late report joins become one.
+A session ends when a viewer has been away for half an hour. A report has the quality (0 to 100) over some seconds. The
+mean of a session weighs each report by its seconds, which no built-in aggregate does: ``WeightedMean`` is an aggregate
+function of our own. It can merge accumulators, so two sessions that a late report connects become one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class WeightedMean(AggregateFunction):
 
 def sessions(reports):
     """The job."""
-    figures = [count().alias("reports"), sum_("seconds"), WeightedMean("quality", "seconds").alias("quality")]
-    watched = WindowAggregate(session("30 minutes"), figures, late_output="late")
+    aggregates = [
+        count().alias("reports"),
+        sum_("seconds"),
+        WeightedMean("quality", "seconds").alias("quality"),
+    ]
+    watched = WindowAggregate(session("30 minutes"), aggregates, late_output="late")
     found = reports.apply(watched, key="viewer", uid="sessions")
     found.to(print, name="sessions")
     found.output("late").to(print, name="late")

@@ -1,10 +1,10 @@
-"""The products that sell best in each category, in a database: captured changes to upserts, with a kill on the way.
+"""The best-selling products of each category, in a database: from captured changes to upserts, with a crash in between.
 
-Run it with ``python docs/examples/shop_leaders.py``. Orders come as Debezium's events in three files, a micro-batch
-each; the category of a product is looked up outside; what each product has sold is summed and ranked; the ten best of
-each category are in an SQLite table. The first process is killed in its second micro-batch, when the table has been
-written and the micro-batch is not committed. The second process repeats it and goes on: nothing is lost, nothing
-counted twice.
+Run it with ``python docs/examples/shop_leaders.py``. Orders arrive as Debezium's events in three files, one per
+micro-batch. A lookup adds the category of the product, the sales of each product are summed and ranked, and the best
+ten of each category are in an SQLite table. The first process is killed in its second micro-batch, after the table was
+written and before the commit. The second process repeats that micro-batch and continues: nothing is lost, and nothing
+is counted twice.
 """
 
 from __future__ import annotations

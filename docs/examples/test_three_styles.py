@@ -1,4 +1,4 @@
-"""Tests of three_styles.py, as one writes them for an operator of one's own: ``pytest test_three_styles.py``.
+"""Tests of three_styles.py, as you would write them for your own operator: ``pytest test_three_styles.py``.
 
 Each runs for every style and in both modes. The expected rows come from a plain loop, not from the operator.
 """

@@ -1,10 +1,10 @@
 """One operator in three styles: with plain calls, as a chain of futures, and as a coroutine.
 
-Run it with ``python docs/examples/three_styles.py``; its tests are in test_three_styles.py beside it.
+Run it with ``python docs/examples/three_styles.py``; its tests are in test_three_styles.py next to it.
 
-The operator tells of each reading how far it is from the mean of its sensor so far. Results and stored bytes of the
-three are the same, in both modes. Plain calls wait for each answer, so they gain nothing from the async mode; the other
-two let other sensors go on meanwhile.
+For each reading, the operator emits how far it is from the mean of its sensor so far. The three styles give the same
+results and store the same bytes, in both modes. Plain calls wait for each answer, so they gain nothing from async mode;
+with the other two, rows of other sensors continue meanwhile.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
 from ..core.consolidation import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
 from ..core.operator_checks import check_distinct_names, check_one_change
 from ..core.row_digests import has_digest
-from .alone_rows import AloneRows, AloneSide
 from .delta_rows import DeltaRows, changes_of, insertions
 from .join_inputs import JoinCondition, TwoInputJoin, joined_changes, matching
 from .long_lists import LongLists
@@ -46,6 +45,7 @@ from .matches import (
     oriented,
     partners,
 )
+from .null_key_rows import NullKeyRows, NullKeySide
 from .rules import JoinKind, rules
 from .sides import Added, ListSide, Own, Rows, SideState, UniqueSide
 
@@ -186,7 +186,7 @@ class Join(TwoInputJoin):
             (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
             for name, unique, spec, ttl in zip(_SIDES, self.unique, self._inputs, self.ttl, strict=True)
         )
-        self._alone = tuple(self._alone_side(side, context) for side in range(2))
+        self._alone = tuple(self._null_key_side(side, context) for side in range(2))
         for side in range(2):  # after the states of older checkpoints
             self._use_long_lists(side, context)
         self._missing = context.missing_rows()
@@ -205,7 +205,7 @@ class Join(TwoInputJoin):
             if all(has_digest(spec.schema.field(name).type) for name in identity):
                 state.use_long_lists(LongLists(_SIDES[side], spec.schema, identity, context))
 
-    def _alone_side(self, side: int, context: OperatorContext) -> AloneSide | None:
+    def _null_key_side(self, side: int, context: OperatorContext) -> NullKeySide | None:
         """Where rows with null keys are emitted, and a change of one does not show what was emitted for it."""
         spec, unique = self._inputs[side], self.unique[side]
         by_key = spec.changes.is_upsert
@@ -215,7 +215,7 @@ class Join(TwoInputJoin):
             return None
         columns = _columns_of(unique) if by_key and unique is not None else None
         name = f"{_SIDES[side]}_alone"
-        return AloneSide(name, spec, columns, context, self.ttl[side], self.owner)
+        return NullKeySide(name, spec, columns, context, self.ttl[side], self.owner)
 
     # -- one bundle ---------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Join(TwoInputJoin):
         row_keys: Int64Array,
         found: ListColumns,
         own: Own,
-        alone: AloneRows | None,
+        alone: NullKeyRows | None,
         ctx: BundleContext,
     ) -> None:
         side = bundle.input_index
@@ -309,7 +309,7 @@ class Join(TwoInputJoin):
         if alone is not None:
             self._apply_alone(bundle, alone)
 
-    def _apply_alone(self, bundle: Bundle, alone: AloneRows) -> None:
+    def _apply_alone(self, bundle: Bundle, alone: NullKeyRows) -> None:
         side = bundle.input_index
         unmatched = alone.changes.missing[~np.isin(alone.changes.missing, alone.changes.believed)]
         self._count(bundle, side, alone.rows[unmatched])
@@ -401,7 +401,7 @@ def _probe(
     own: Own,
     changes: DeltaRows,
     with_null_keys: bool,
-    alone: AloneRows | None,
+    alone: NullKeyRows | None,
 ) -> tuple[JoinRows, npt.NDArray[np.int8]]:
     """The rows that drive the join, with their kinds: the changes and, ``with_null_keys``, rows that never match, whose
     changes are ``alone`` (None: they are not stored). First retractions, then additions, each in order of the rows that

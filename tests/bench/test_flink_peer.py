@@ -74,7 +74,7 @@ class Fails:
     def run(self, query: str, async_enabled: bool) -> SimpleNamespace:
         if (query, self.when) == ("q3", "checked"):
             raise StoreError("the folder is gone")
-        return SimpleNamespace(expected_rows=1, problems=())
+        return SimpleNamespace(facts={"expected_rows": 1}, wrong=[])
 
     def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float]:
         if (query, self.when) == ("q3", "timed"):

@@ -15,6 +15,7 @@ from bench.frame import Report, Row, serving
 from bench.latency import command
 from bench.latency.command import ENGINES, KEYED, Plan, problems_of, serve
 from bench.peers.works import PEERS
+from bench.processor_time import Spent
 
 
 @pytest.mark.spark
@@ -47,12 +48,10 @@ class _Engine:
 def test_an_engine_that_fails_keeps_what_it_had_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def turn(
-        spark: object, work: str, engine: _Engine, plan: Plan, size: int, *_: int
-    ) -> tuple[list[float], list[float]]:
+    def turn(spark: object, work: str, engine: _Engine, plan: Plan, size: int, *_: int) -> list[Spent]:
         if (engine.name, size) == ("bad", 20):
             raise RuntimeError("it broke")
-        return [0.5, 0.7], [0.1]
+        return [Spent(0.5, 0.1), Spent(0.7, 0.1)]
 
     monkeypatch.setattr(command, "_turn", turn)
     monkeypatch.setattr(command, "able", lambda *_: [_Engine("bad"), _Engine("good")])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from bench import compare
 from bench.__main__ import app
 from bench.frame import Row
-from bench.large_states import costs
+from bench.large_states import batch_costs
 from bench.modes import CASES, interval_of_median
 from bench.processor_time import Spent
 
@@ -99,6 +99,6 @@ def test_the_caches_of_a_growing_state_have_room_for_the_share_that_was_asked_fo
 
 
 def test_what_a_row_costs_as_a_state_grows_is_of_the_median_micro_batch() -> None:
-    found = costs([Spent(0.002, 0.001), Spent(9.0, 0.002), Spent(0.0, 0.003)], 1_000)
+    found = batch_costs([Spent(0.002, 0.001), Spent(9.0, 0.002), Spent(0.0, 0.003)], 1_000)
     assert (found["wall_us"], found["cpu_us"]) == (2.0, 2.0)
     assert (found["wall_max"], found["cpu_max"], found["cpu_mean"]) == (4500.0, 1.5, 1.0)

@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from asyncstate.cli.app import app
-from asyncstate.cli.script import Option, Statement, read_script
+from asyncstate.cli.script import ScriptOption, ScriptStatement, read_script
 from asyncstate.errors import SqlError
 
 INSERT = "INSERT INTO t SELECT 1 FROM s"
 
 
 def texts(text: str) -> list[str]:
-    return [one.text for one in read_script("job.sql", text).statements if isinstance(one, Statement)]
+    return [one.text for one in read_script("job.sql", text).statements if isinstance(one, ScriptStatement)]
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_tables_in_the_words_of_spark_and_of_flink(monkeypatch: pytest.MonkeyPat
         ("kafka.a.b", "c"),
     ]
     trigger, enabled, view, insert = script.statements
-    assert isinstance(trigger, Option)
+    assert isinstance(trigger, ScriptOption)
     assert (trigger.name, trigger.value) == ("trigger", "10 seconds")
-    assert isinstance(enabled, Option)
+    assert isinstance(enabled, ScriptOption)
     assert (enabled.name, enabled.value) == ("async-state.enabled", "true")
-    assert isinstance(view, Statement)
+    assert isinstance(view, ScriptStatement)
     assert view.in_spark
-    assert isinstance(insert, Statement)
+    assert isinstance(insert, ScriptStatement)
     assert (insert.target, insert.line, insert.in_spark) == ("totals", 13, False)
     assert script.targets == {"totals"}
 
@@ -105,7 +105,7 @@ def test_tables_in_the_words_of_spark_and_of_flink(monkeypatch: pytest.MonkeyPat
 )
 def test_a_statement_has_the_name_of_its_table_or_view(text: str, names: list[str | None]) -> None:
     found = read_script("job.sql", text).statements
-    assert [one.name for one in found if isinstance(one, Statement)] == names
+    assert [one.name for one in found if isinstance(one, ScriptStatement)] == names
 
 
 @pytest.mark.parametrize(

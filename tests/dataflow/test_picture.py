@@ -57,10 +57,10 @@ def test_text_says_where_nodes_run() -> None:
     texts = {text.text for text in picture.iter(f"{SVG}text")}
     assert {"accumulators (column), log (map)", "grows with the number of keys"} <= texts
     assert lines[4].endswith("(300 ms, 9 → 8 rows, 0.0 MiB of state; time: input 40%)")
-    assert lines[-1] == "2 exchanges a micro-batch"
+    assert lines[-1] == "2 exchanges per micro-batch"
     assert len(lines) == len(made.nodes) + 1
 
 
 def test_nothing_is_drawn_of_nothing() -> None:
     assert ET.fromstring(draw(Dataflow())).tag == f"{SVG}svg"
-    assert explain(Dataflow()) == "0 exchanges a micro-batch"
+    assert explain(Dataflow()) == "0 exchanges per micro-batch"

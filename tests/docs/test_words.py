@@ -24,8 +24,8 @@ _PAGES = [
 _GENERATED = {"errors.md"}
 _SOURCES = [
     path
-    for package in ("asyncstate", "operators", "bench")
-    for path in sorted((ROOT / package).rglob("*.py"))
+    for folder in ("asyncstate", "operators", "bench", "docs", ".ci")
+    for path in sorted((ROOT / folder).rglob("*.py"))
 ] + [ROOT / "asyncstate_pytest.py"]
 _NO_PROSE = re.compile(
     r"^```.*?^```$|``[^`\n]*``|`[^`\n]*`|\]\([^)]*\)|\"[^\"\n]*\"|<!--.*?-->", re.MULTILINE | re.DOTALL

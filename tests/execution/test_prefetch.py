@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
 from asyncstate.execution import BLOCK_ROWS, AsyncLimits, Completion, ListGet, Pacer
-from asyncstate.execution.prefetch import AheadBlock, ComingRows, ReadAhead
+from asyncstate.execution.prefetch import AheadBlock, ReadAhead, UpcomingRows
 from asyncstate.execution.reads import Reads
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
@@ -72,8 +72,8 @@ class Bench:
             self.answered += len(get.keys)
             self.reads.answered(Completion(get, self.store.get_many(get.keys), None, 1.0))
 
-    def rows(self, numbers: Sequence[int]) -> ComingRows:
-        return ComingRows(self.ahead, self.wait, 0, [GROUP] * len(numbers), [key(n) for n in numbers])
+    def rows(self, numbers: Sequence[int]) -> UpcomingRows:
+        return UpcomingRows(self.ahead, self.wait, 0, [GROUP] * len(numbers), [key(n) for n in numbers])
 
     def want(self, *state_ids: bytes) -> None:
         for state_id in state_ids:
@@ -195,7 +195,7 @@ def test_what_is_remembered_of_places_is_bounded() -> None:
         rows.at(0)
         rows.done()
         assert len(bench.ahead.wanted(0)) <= 1
-        assert len(bench.ahead._interests) <= 64
+        assert len(bench.ahead._access_patterns) <= 64
 
 
 def test_a_state_that_few_records_read_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -217,3 +218,26 @@ def test_importing_the_package_loads_neither_spark_nor_rocksdb() -> None:
 def test_the_version_is_the_package_metadata_s() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert importlib.import_module("asyncstate").__version__ == project["version"]
+
+
+_OWNERS_OF_A_NAME = {
+    "AggregateFunction": "Flink has two, too: of the DataStream API (state) and of the Table API (functions)",
+    "Clock": "a source of the time, and the operator of now() in SQL, whose name is in checkpoints",
+    "MicroBatch": "the driver's, and Spark's, which is derived from it",
+}
+"""Names of classes in several modules, and why. Nodes of SQL's plans (``ir.Join``) have the names of operators."""
+
+
+def test_a_class_name_has_one_owner() -> None:
+    owners: dict[str, set[str]] = {}
+    plans = ROOT / "asyncstate" / "sql" / "ir.py"
+    paths = [path for package in ("asyncstate", "operators") for path in (ROOT / package).rglob("*.py")]
+    for path in paths:
+        for node in ast.parse(path.read_text("utf-8")).body if path != plans else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
+    assert {name for name, modules in owners.items() if len(modules) > 1} == set(_OWNERS_OF_A_NAME)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 100

@@ -28,6 +28,7 @@ import psycopg
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from asyncstate.testing import net
 from tests.conftest import ROOT, no_server
 from tests.servers import debezium
 from tests.servers.kafka import KafkaBroker, free_ports, jars
@@ -210,12 +211,9 @@ def changes_and_kills(
 
 def net_of(history: Path) -> Counter[tuple[Any, ...]]:
     """The rows that the changes in a Delta table leave."""
-    rows: Counter[tuple[Any, ...]] = Counter()
     table = pa.table(DeltaTable(str(history)).to_pyarrow_table())
-    for row in table.select(["city", "region", "orders", "revenue", "row_kind"]).to_pylist():
-        kind = row.pop("row_kind")
-        rows[tuple(row.values())] += 1 if kind in ("+I", "+U") else -1
-    return Counter({row: count for row, count in rows.items() if count})
+    rows = table.select(["row_kind", "city", "region", "orders", "revenue"]).to_pylist()
+    return net(tuple(row.values()) for row in rows)
 
 
 def latencies(database: Any, program: Program) -> list[float]:

@@ -16,10 +16,10 @@ from bench.__main__ import app
 from bench.frame import Report, Row
 from bench.frame.report import table
 from bench.nexmark import command
-from bench.nexmark.command import QueryResult, RunSettings
+from bench.nexmark.command import RunSettings, row_of
 
 
-def result(rate: float = 1000.0, problems: tuple[str, ...] = ()) -> QueryResult:
+def result(query: str, mode: str, rate: float, wrong: tuple[str, ...] = ()) -> Row:
     facts = {
         "seconds": 1_000_000 / rate,
         "events_per_second": rate,
@@ -31,7 +31,7 @@ def result(rate: float = 1000.0, problems: tuple[str, ...] = ()) -> QueryResult:
         "cache_hits": 999_600,
         "state_bytes": 3 << 20,
     }
-    return QueryResult(seconds=1_000_000 / rate, expected_rows=5, problems=problems, facts=facts)
+    return row_of(query, mode, facts, wrong)
 
 
 class _Runs:
@@ -47,13 +47,13 @@ class _Runs:
     def warm_up(self, query: str, async_enabled: bool) -> None:
         """Nothing to warm."""
 
-    def run(self, query: str, async_enabled: bool) -> QueryResult:
+    def run(self, query: str, async_enabled: bool) -> Row:
         self.modes.append(async_enabled)
         number = len(self.modes)
         if number == self._fails:
             raise RuntimeError("the store is gone")
-        problems = ("3 rows are missing",) if number == self._wrong else ()
-        return result(1_000_000 / number, problems)
+        wrong = ("3 rows are missing",) if number == self._wrong else ()
+        return result(query, "async" if async_enabled else "sync", 1_000_000 / number, wrong)
 
 
 def _rows(runner: _Runs) -> list[Row]:
@@ -88,9 +88,9 @@ def test_a_run_that_fails_takes_nothing_from_the_other_mode() -> None:
 
 
 def test_the_table_fits_80_columns() -> None:
-    rows = [Row(name=mode, group="window_rank") for mode in ("sync", "async")]
-    for row, rate in zip(rows, (9_990_000, 1_000_000), strict=True):
-        command._fill(row, result(rate))
+    rates = {"sync": 9_990_000, "async": 1_000_000}
+    rows = [result("window_rank", mode, rate) for mode, rate in rates.items()]
+    for row in rows:
         row.facts["speedup"] = 1.5
     lines = table(rows, command._COLUMNS)
     assert all(len(line) <= 80 for line in lines), lines

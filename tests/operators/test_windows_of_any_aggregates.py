@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asyncstate import MapView
 from asyncstate.errors import SchemaError
 from asyncstate.functions import AggregateFunction, TableAggregateFunction, map_view
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import (
     GroupWindowAggregate,
     WindowAggregate,
@@ -221,12 +221,8 @@ def expected(window: Any, batches: Iterable[Changes], model: Model) -> Counter[t
 
 def netted(rows: Iterable[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
     """Key, start and end in ms, and what follows the time of the window."""
-    net: Counter[tuple[Any, ...]] = Counter()
-    for kind, key, start, end, _, *results in rows:
-        row = (key, start // MS, end // MS, *results)
-        net[row] += 1 if kind in ("+I", "+U") else -1
-        assert net[row] >= 0, f"{row} is taken back before it is shown"
-    return +net
+    given = ((kind, key, start // MS, end // MS, *results) for kind, key, start, end, _, *results in rows)
+    return net(given, in_order=True)
 
 
 @st.composite

@@ -18,7 +18,7 @@ from asyncstate.dataflow import Stream
 from asyncstate.errors import JobError
 from asyncstate.operators import avg, count, lag, tumble
 from asyncstate.spark import StreamingJob
-from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing import PipelineHarness, PipelineSource, net
 
 pytestmark = pytest.mark.spark
 
@@ -97,20 +97,17 @@ def test_a_job_gives_what_spark_answers_in_batch(spark: SparkSession, tmp_path: 
     job, streams = job_of(spark, tmp_path)
     got: dict[str, Counter[Any]] = {}
     for name, stream in streams.items():
-        net = got[name] = Counter()
+        table = got[name] = Counter()
 
-        def write_rows(rows: DataFrame, batch_id: int, net: Counter[Any] = net) -> None:
-            for row in rows.collect():
-                values = row.asDict()
-                kind = values.pop("row_kind", "+I")
-                net[tuple(values.values())] += 1 if kind in ("+I", "+U") else -1
+        def write_rows(rows: DataFrame, batch_id: int, table: Counter[Any] = table) -> None:
+            table.update(net(rows.collect()))
 
         stream.to(write_rows, name=name)
     streams["kinds"].show()  # reads nothing away
     job.await_termination(job.start(trigger="availableNow"))
     job.finish()
-    assert {name: +net for name, net in got.items()} == answers
-    assert all(count >= 0 for net in got.values() for count in net.values())
+    assert {name: +table for name, table in got.items()} == answers
+    assert all(count >= 0 for table in got.values() for count in table.values())
 
 
 def test_columns_are_the_same_in_a_job_and_in_a_harness(spark: SparkSession, tmp_path: Path) -> None:

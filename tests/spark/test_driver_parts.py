@@ -13,7 +13,7 @@ from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.driver.micro_batch import Applied, JobFrame
 from asyncstate.errors import JobError
 from asyncstate.operator import OutputSpec
-from asyncstate.spark.exchange import Stage
+from asyncstate.spark.exchange import SparkStage
 from asyncstate.spark.shipped_operator import shipped_copy
 from asyncstate.spark.spark_micro_batch import MicroBatch
 from asyncstate.testing import OperatorHarness
@@ -68,7 +68,7 @@ def test_all_rows_are_given_back_though_one_fails() -> None:
     stages = [Cached(fails) for fails in (False, True, False)]
     for number, stage in enumerate(stages):
         uid = str(number)
-        output, rows = cast("OutputSpec", None), cast("Stage", stage)
+        output, rows = cast("OutputSpec", None), cast("SparkStage", stage)
         batch.applied[uid] = Applied(uid, "Op", 1, [], {}, None, [], [], output, stage=rows)
     with pytest.raises(RuntimeError, match="gone"):
         batch.close()

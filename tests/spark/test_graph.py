@@ -345,17 +345,17 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
         (
             stages_of_three_keys,
             [
-                "[an exchange in the Spark job of 'paid', one task a partition",
-                "[an exchange in the Spark job of 'totals', one task a partition",
-                "[an exchange in the Spark job of 'newest', one task a partition",
+                "[an exchange in the Spark job of 'paid', one task per partition",
+                "[an exchange in the Spark job of 'totals', one task per partition",
+                "[an exchange in the Spark job of 'newest', one task per partition",
             ],
         ),
         (
             stages_into_a_join,
             [
-                "[an exchange in the Spark job of 'best', one task a partition",
-                "[an exchange in the Spark job of 'last' and 'sums', one task a partition",
-                "[an exchange in the Spark job of 'both', one task a partition",
+                "[an exchange in the Spark job of 'best', one task per partition",
+                "[an exchange in the Spark job of 'last' and 'sums', one task per partition",
+                "[an exchange in the Spark job of 'both', one task per partition",
             ],
         ),
         (best_payments, ["the best rows of each key in the task of 'paid'"]),

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import SqlError
 from asyncstate.spark import StreamingJob
 from asyncstate.sql import SqlContext
+from asyncstate.testing import net
 from tests.sql.tables import NEEDS_COMPILER
 
 # Several jobs, each of which plans a dozen stages: minutes where Spark shares two cores with other programs.
@@ -70,10 +71,7 @@ def write(folder: Path, number: int) -> None:
 
 def contents(upto: int, name: str) -> list[tuple[Any, ...]]:
     """The rows of a table after some micro-batches."""
-    rows: Counter[tuple[Any, ...]] = Counter()
-    for batch in BATCHES[:upto]:
-        for *row, kind in batch[name]:
-            rows[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+    rows = net((kind, *row) for batch in BATCHES[:upto] for *row, kind in batch[name])
     return list(rows.elements())
 
 
@@ -86,9 +84,7 @@ def declared(spark: SparkSession, folder: Path, got: dict[str, Counter[Any]]) ->
 
     def sink(name: str) -> Any:
         def write(rows: DataFrame, batch_id: int) -> None:
-            for row in rows.collect():
-                *values, kind = row
-                got[name][tuple(values)] += 1 if kind in ("+I", "+U") else -1
+            got[name].update(net(rows.collect()))
 
         return write
 

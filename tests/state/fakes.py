@@ -130,7 +130,7 @@ class FakeSink(StateBackend):
         for key in keys:
             self.delete(key)
 
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
+    def append_final(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
         assert size_bytes == sum(map(len, keys)) + sum(map(len, filter(None, values)))
         self.written.update(zip(keys, values, strict=True))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import AsyncStateError, ConfigurationError
-from asyncstate.locations import folder_of, redact, redact_in
+from asyncstate.locations import local_path, redact, redact_in
 from asyncstate.offline.inspection import Inspection
 from asyncstate.storage import Retries, checkpoint_files
 
@@ -75,7 +75,7 @@ def test_a_place_with_a_nul_is_refused(place: str) -> None:
 @pytest.mark.parametrize("place", ["file://user:secret@[bad/x", "file://user:secret@host/x"])
 def test_file_uris_that_cannot_be_read_are_refused(place: str) -> None:
     with pytest.raises(ConfigurationError, match="write file:///path") as raised:
-        folder_of(place)
+        local_path(place)
     assert "secret" not in str(raised.value)
 
 

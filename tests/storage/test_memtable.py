@@ -442,8 +442,8 @@ def test_final_values_are_newer_than_what_their_state_has_written_before() -> No
     others = [b"\0\0\x09a"]
     overlay = MemTable(MemoryStore([]))
     overlay.put_many(keys, [b"1", b"1", b"1"])
-    assert overlay.finish_many(others, [b"3"], 5)
-    assert overlay.finish_many(keys[1:], [b"2", None], 9)
+    assert overlay.append_final(others, [b"3"], 5)
+    assert overlay.append_final(keys[1:], [b"2", None], 9)
     assert list(overlay.changes()) == [(keys[0], b"1"), (keys[1], b"2"), (keys[2], None), (others[0], b"3")]
     assert overlay.statistics().writes.changes == 4
 

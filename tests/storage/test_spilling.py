@@ -201,7 +201,7 @@ def test_what_is_finished_counts_for_the_bound(open_scratch: Callable[[], KeyedS
         keys = [b"%s%03d" % (prefix, n) for n in range(count)]
         expected.update((key, b"v") for key in keys)
         size_bytes = count * (len(keys[0]) + 1)
-        if finished and overlay.finish_many(keys, [b"v"] * count, size_bytes):
+        if finished and overlay.append_final(keys, [b"v"] * count, size_bytes):
             return False
         overlay.put_many(keys, [b"v"] * count)
         return overlay.exceeds(count, keys, [b"v"] * count)

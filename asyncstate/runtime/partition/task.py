@@ -167,7 +167,9 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
         watchdog_timeout_ms=config.tuning.watchdog_ms,
         batch_hot_reads=config.tuning.batch_hot_reads,
     )
-    return ExecutionController(overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec))
+    return ExecutionController(
+        overlay, spec.uid, names, limits, memory.pacer, calls, memory.access_patterns(spec)
+    )
 
 
 def _opened_context(

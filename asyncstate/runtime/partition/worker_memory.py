@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, Self
 
 from asyncstate.codec import PlainValues
-from asyncstate.execution import Interests, Pacer
+from asyncstate.execution import AccessPatterns, Pacer
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state import ColumnCache, ColumnCacheStatistics, DecodedCache
 from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
@@ -134,7 +134,7 @@ class WorkerMemory:
         self.entries = WorkerCache(CachedValues)
         self.columns = WorkerCache(ColumnCache)
         self.stores = StorePool()
-        self._interests: dict[tuple[str, str, str], Interests] = {}
+        self._access_patterns: dict[tuple[str, str, str], AccessPatterns] = {}
 
     def lend_entries(self, spec: TaskSpec, partitions: range, lineage: str) -> CacheLoan[CachedValues]:
         """The cached values of the content ``lineage``, for one micro-batch."""
@@ -170,11 +170,11 @@ class WorkerMemory:
 
         return export_cache
 
-    def interests(self, spec: TaskSpec) -> Interests:
+    def access_patterns(self, spec: TaskSpec) -> AccessPatterns:
         """Which states the operator's records read, learned from the previous micro-batch."""
-        if len(self._interests) >= _INTERESTS_MAX:
-            self._interests.clear()  # they are learned again
-        return self._interests.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
+        if len(self._access_patterns) >= _INTERESTS_MAX:
+            self._access_patterns.clear()  # they are learned again
+        return self._access_patterns.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
 
 
 def partition_key(spec: TaskSpec, partitions: range) -> PartitionKey:

@@ -1,6 +1,6 @@
 """What a source asks Kafka's brokers: partitions, their ends, offsets of times; and the messages of a range.
 
-Owns: ``Brokers``, ``read_range`` and ``Failures``, what a client last failed with.
+Owns: ``Brokers``, ``read_range`` and ``ClientErrors``, what a client last failed with.
 Invariant: every wait is bounded by the source's timeout; an error names the source and what to do, and shows no secret.
 Must not import pyspark: workers import this module.
 
@@ -40,7 +40,7 @@ class Brokers:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._failures = Failures()
+        self._failures = ClientErrors()
         self._client: AdminClient = self._made()
 
     def partitions(self) -> dict[str, list[int]]:
@@ -193,7 +193,7 @@ class Brokers:
         return error_of(self._options, kind, what)
 
 
-class Failures:
+class ClientErrors:
     """The last failure of a client, which goes on trying by itself; pass it as ``error_cb``."""
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class _RangeReader:
             "fetch.wait.max.ms": 10,  # the range is there; after marks of transactions only its end is waited for
         }
         self._options, self._part = options, part
-        self._failures = Failures()
+        self._failures = ClientErrors()
         self._consumer: Consumer = client_of(
             options, lambda given: Consumer({**settings, **given}), error_cb=self._failures
         )

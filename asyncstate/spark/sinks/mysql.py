@@ -23,8 +23,8 @@ from asyncstate.spark.sinks.sql import (
     DELETES,
     NO_MARK,
     UPSERTS,
-    Column,
     Statements,
+    TargetColumn,
     Unique,
     check_table,
     check_values,
@@ -65,7 +65,7 @@ _KEY: Final = "job = %s AND writer = %s AND table_name = %s"
 class _Table(NamedTuple):
     """The database's description of a table."""
 
-    columns: dict[str, Column]
+    columns: dict[str, TargetColumn]
     types: dict[str, MySqlType]
     unique: list[Unique]
     engine: str | None
@@ -149,14 +149,14 @@ class MySqlTarget:
         kind, engine = relations[0]
         if kind != "BASE TABLE":
             raise SchemaError(f"{self.place} is a {kind.lower()}; name a table")
-        columns, types = dict[str, Column](), dict[str, MySqlType]()
+        columns, types = dict[str, TargetColumn](), dict[str, MySqlType]()
         for name, shown, nullable, default, more, *details in _all(cursor, _COLUMNS, self.table):
             types[name] = own = MySqlType(shown, *details)
             required = nullable == "NO"
             computed = "GENERATED" in more.upper().replace("DEFAULT_GENERATED", "")
             filled = not required or default is not None or computed or "auto_increment" in more.lower()
             text = shown if own.collation is None else f"{shown} COLLATE {own.collation}"
-            columns[name] = Column(name, text, required, filled, computed)._replace(**text_rules(own))
+            columns[name] = TargetColumn(name, text, required, filled, computed)._replace(**text_rules(own))
         parts = groupby(_all(cursor, _UNIQUE, self.table), lambda row: row[0])
         return _Table(columns, types, [_unique(index, list(rows)) for index, rows in parts], engine)
 

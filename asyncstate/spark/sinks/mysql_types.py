@@ -37,7 +37,7 @@ class MySqlType(NamedTuple):
 
 
 def text_rules(column: MySqlType) -> dict[str, Any]:
-    """The text rules of a ``Column``: excess trailing blanks are cut in strict mode, too."""
+    """The text rules of a ``TargetColumn``: excess trailing blanks are cut in strict mode, too."""
     return {
         "characters": column.characters if column.name in ("char", "varchar") else None,
         "bytes_max": column.bytes_max if column.name in (*_TEXTS, *_BYTES) else None,

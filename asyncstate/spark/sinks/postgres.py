@@ -24,8 +24,8 @@ from asyncstate.spark.sinks.sql import (
     DELETES,
     NO_MARK,
     UPSERTS,
-    Column,
     Statements,
+    TargetColumn,
     Unique,
     check_count,
     check_gone,
@@ -95,7 +95,7 @@ _KEY: Final = "job = %s AND writer = %s AND table_name = %s"
 class _Table(NamedTuple):
     """The database's description of a table."""
 
-    columns: dict[str, Column]
+    columns: dict[str, TargetColumn]
     types: dict[str, PostgresType]
     unique: list[Unique]
     has_triggers: bool
@@ -195,13 +195,13 @@ class PostgresTarget:
                 f"{self.place}: the user cannot create the table asyncstate_batches, which records written "
                 "micro-batches; create it for the user, or grant CREATE on the schema"
             )
-        columns, types = dict[str, Column](), dict[str, PostgresType]()
+        columns, types = dict[str, TargetColumn](), dict[str, PostgresType]()
         for name, shown, required, has_default, computed, *details in database.execute(
             _COLUMNS, {"table": self.table}
         ).fetchall():
             types[name] = own = PostgresType(*details)
             filled = has_default or computed or not required
-            columns[name] = Column(name, shown, required, filled, computed)._replace(**text_rules(own))
+            columns[name] = TargetColumn(name, shown, required, filled, computed)._replace(**text_rules(own))
         unique = [
             Unique(index, frozenset(names), wrong)
             for index, names, wrong in database.execute(_UNIQUE, [self.table]).fetchall()

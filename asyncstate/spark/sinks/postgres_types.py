@@ -58,7 +58,7 @@ class PostgresType(NamedTuple):
 
 
 def text_rules(column: PostgresType) -> dict[str, Any]:
-    """The text rules of a ``Column``."""
+    """The text rules of a ``TargetColumn``."""
     return {
         "characters": column.length,
         "no_blanks": column.name == "bpchar",

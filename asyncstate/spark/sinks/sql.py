@@ -1,7 +1,7 @@
 """The SQL that databases have in common: from a staged table of changes into the target table.
 
-Owns: ``Statements``, those of SQLite and PostgreSQL; ``Column``, ``Unique`` and the refusal of what a table cannot
-take; the check of a micro-batch's values.
+Owns: ``Statements``, those of SQLite and PostgreSQL; ``TargetColumn``, ``Unique`` and the refusal of what a table
+cannot take; the check of a micro-batch's values.
 Invariant: names are always quoted.
 Must not import pyspark.
 
@@ -33,7 +33,7 @@ NO_MARK: Final = -1
 """The micro-batch of a mark that exists only to be locked, before the first write."""
 
 
-class Column(NamedTuple):
+class TargetColumn(NamedTuple):
     """A column of a table. ``kind``: its type as the database shows it; ``required``: it takes no null; ``filled``: a
     row may omit it; ``computed``: a row must omit it.
 
@@ -128,7 +128,7 @@ def check_table(
     place: str,
     schema: pa.Schema,
     keys: Sequence[str],
-    columns: Mapping[str, Column],
+    columns: Mapping[str, TargetColumn],
     unique: Sequence[Unique],
     reason: Reason,
 ) -> None:
@@ -168,7 +168,7 @@ def check_table(
             )
 
 
-def check_values(place: str, changes: TargetChanges, columns: Mapping[str, Column]) -> None:
+def check_values(place: str, changes: TargetChanges, columns: Mapping[str, TargetColumn]) -> None:
     """Raise OperatorError for nulls and texts that the table's columns do not store unchanged."""
     for table in (changes.upserts, changes.deletes):
         for name, column in zip(table.column_names, table.columns, strict=True):
@@ -181,7 +181,7 @@ def check_values(place: str, changes: TargetChanges, columns: Mapping[str, Colum
                 _check_texts(place, columns[name], column)
 
 
-def _check_texts(place: str, column: Column, texts: pa.ChunkedArray) -> None:
+def _check_texts(place: str, column: TargetColumn, texts: pa.ChunkedArray) -> None:
     wrong: list[tuple[str, pa.ChunkedArray]] = []
     if column.characters is not None:
         wrong.append(("is too long for it", pc.greater(pc.utf8_length(texts), column.characters)))

@@ -34,8 +34,8 @@ from asyncstate.spark.sinks.sql import (
     BATCHES,
     DELETES,
     UPSERTS,
-    Column,
     Statements,
+    TargetColumn,
     Unique,
     check_count,
     check_gone,
@@ -65,7 +65,7 @@ _MARK: Final = f"SELECT batch_id, checkpoint, driver FROM asyncstate_batches WHE
 class _Table(NamedTuple):
     """The database's description of a table."""
 
-    columns: dict[str, Column]
+    columns: dict[str, TargetColumn]
     unique: list[Unique]
     collations: dict[frozenset[str], dict[str, str]]
     """By unique index, the collations of its columns."""
@@ -188,11 +188,11 @@ def _described(database: sqlite3.Connection, table: str) -> _Table:
     kind, sql = found
     if kind == "view" or sql.upper().startswith("CREATE VIRTUAL"):
         raise SchemaError(f"table {table} is a {'view' if kind == 'view' else 'virtual table'}; name a table")
-    columns, key = dict[str, Column](), list[str]()
+    columns, key = dict[str, TargetColumn](), list[str]()
     for name, declared, not_null, default, place, hidden in database.execute(_COLUMNS, [table]):
         fills_itself = place and declared.upper() == "INTEGER"
         filled = not not_null or default is not None or bool(fills_itself)
-        columns[name] = Column(name, declared or "no type", bool(not_null), filled, bool(hidden))
+        columns[name] = TargetColumn(name, declared or "no type", bool(not_null), filled, bool(hidden))
         key += [name] if place else []
     unique, collations = list[Unique](), dict[frozenset[str], dict[str, str]]()
     for index, partial in list(database.execute(_INDEXES, [table])):

@@ -42,11 +42,11 @@ class ColumnCacheStatistics:
 
 
 class _Opened(NamedTuple):
-    """A state that is cached in this micro-batch. ``is_new``: the store has no data of it; ``hand_on`` stores rows."""
+    """A state that is cached in this micro-batch. ``is_new``: the store has no data of it."""
 
     schema: pa.Schema
     is_new: bool
-    hand_on: Callable[[RowNumbers], None]
+    store_rows: Callable[[RowNumbers], None]
 
 
 class ColumnCache:
@@ -68,10 +68,10 @@ class ColumnCache:
         self._evictions = self._peak_bytes = self.asked = self.hits = self.read_bytes = 0
 
     def open(
-        self, state_id: int, schema: pa.Schema, is_new: bool, hand_on: Callable[[RowNumbers], None]
+        self, state_id: int, schema: pa.Schema, is_new: bool, store_rows: Callable[[RowNumbers], None]
     ) -> None:
         """Cache a state in this micro-batch: see ``_Opened``."""
-        self._opened[state_id] = _Opened(schema, is_new, hand_on)
+        self._opened[state_id] = _Opened(schema, is_new, store_rows)
 
     def opened(self) -> frozenset[int]:
         """End opening states: drop tables of other states, or of other types. Returns the ids of the cached states."""
@@ -109,7 +109,7 @@ class ColumnCache:
         opened = self._opened[state_id]
         self._opened[state_id] = opened._replace(is_new=False)
         for rows in self.dirty(state_id):
-            opened.hand_on(rows)
+            opened.store_rows(rows)
         self._tables.pop(state_id, None)
 
     def make_room(self) -> None:
@@ -118,7 +118,7 @@ class ColumnCache:
         self._peak_bytes = max(self._peak_bytes, size)
         if size > self._limit_bytes:
             for state_id, rows in self._shrunk(int(self._limit_bytes * _SHRUNK_TO)):
-                self._opened[state_id].hand_on(rows)
+                self._opened[state_id].store_rows(rows)
 
     def statistics(self) -> ColumnCacheStatistics:
         """The statistics of this micro-batch."""

@@ -70,7 +70,7 @@ class ColumnFront(WriteBackCache):
         self._ahead: tuple[UInt64Array, Int64Array] | None = None
         self._due: _DueRows | None = None
         sink.attach(self)
-        cache.open(state_id, codec.schema, is_new, self.hand_on)
+        cache.open(state_id, codec.schema, is_new, self.store_rows)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class ColumnFront(WriteBackCache):
 
     # -- eviction and write-back --------------------------------------------------------------------
 
-    def hand_on(self, rows: RowNumbers) -> None:
+    def store_rows(self, rows: RowNumbers) -> None:
         """Write evicted rows to the store."""
         keys, values = self._stored(rows)
         if rows.present.all():
@@ -252,7 +252,7 @@ class ColumnFront(WriteBackCache):
         """Write all dirty rows: each is encoded once, however often it was written."""
         for rows in self._cache.dirty(self._id):
             keys, values = self._stored(rows)
-            self._sink.finish_many(keys, values, rows.keys.store_key_bytes + self._size_of(rows, values))
+            self._sink.append_final(keys, values, rows.keys.store_key_bytes + self._size_of(rows, values))
 
     def _stored(self, rows: RowNumbers) -> tuple[list[bytes], list[bytes | None]]:
         """Store keys and values of rows, None for those that are removed."""

@@ -123,7 +123,7 @@ class DecodedCache(WriteBackCache):
             changes = sorted([(store_key, values[key]) for key, store_key in held.items()], key=_STORE_KEY)
             keys = [store_key for store_key, _ in changes]
             raws = [None if value is None else encode(value) for _, value in changes]
-            self._sink.finish_many(keys, raws, sum(map(len, keys)) + sum(map(len, filter(None, raws))))
+            self._sink.append_final(keys, raws, sum(map(len, keys)) + sum(map(len, filter(None, raws))))
             held.clear()
         self.bytes_peak = max(self.bytes_peak, self.size_bytes)
         # The micro-batch's writes are not to live as long as the cache.

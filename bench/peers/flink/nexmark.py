@@ -80,7 +80,7 @@ def _of_query(
         result = results[name]
         if name in _OURS:
             run = runner.run(spec.name, _OURS[name][1])
-            result.expected_rows, result.wrong = run.expected_rows, list(run.problems)
+            result.expected_rows, result.wrong = run.facts["expected_rows"], run.wrong[1:]
         elif (backend := FLINK_PEERS[name][1]) is not None:  # else there is no result
             outcome = flink.check_query(spec, events, sizes.check, backend)
             result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong

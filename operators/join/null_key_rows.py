@@ -1,6 +1,6 @@
 """Rows of one join input that match nothing, because a column of their key is null, and that are padded nevertheless.
 
-Owns: ``AloneSide``, which stores them, and ``AloneRows``, what a bundle changes of them.
+Owns: ``NullKeySide``, which stores them, and ``NullKeyRows``, what a bundle changes of them.
 Invariant: a change of such a row retracts what was emitted for it, although the change does not show that: an upsert
 has only the new row, and with a ``sequence`` a retraction differs from its row. Where a retraction is equal to its row,
 nothing is stored.
@@ -33,7 +33,7 @@ from .sides import Added, ListSide, Own
 
 
 @dataclass(frozen=True)
-class AloneRows:
+class NullKeyRows:
     """The ``rows`` (n, indices into a bundle) with null keys, what is stored for their ``keys``, and the net change."""
 
     rows: Int64Array
@@ -42,7 +42,7 @@ class AloneRows:
     changes: DeltaRows
 
 
-class AloneSide:
+class NullKeySide:
     """The rows with null keys of one input.
 
     ``unique``: the columns that identify a row in addition to the key, None if all but the ``sequence`` do.
@@ -67,16 +67,18 @@ class AloneSide:
         state = context.get_state(ListColumnStateDescriptor(name, spec.schema, time_first=True, ttl=ttl))
         self._lists = ListSide(name, spec.schema, context, ttl, state)
 
-    def async_change(self, bundle: Bundle, rows: Int64Array) -> StateFuture[AloneRows]:
+    def async_change(self, bundle: Bundle, rows: Int64Array) -> StateFuture[NullKeyRows]:
         """A future of what ``rows`` of a bundle change."""
         names = [self._spec.schema.field(at).name for at in self._digested]
         digested = take_rows([bundle.batch.column(at) for at in self._digested], rows)
         codes = row_digests(digested, names)[:, 0] if names else np.zeros(len(rows), np.int64)
         keys = bundle.keys.in_namespaces(codes, bundle.keys.inverse[rows])
         read = self._lists.async_own(keys, np.ones(len(keys), np.bool_), counts=False)
-        return read.then_apply(lambda own: AloneRows(rows, keys, own, self._changes(bundle, rows, keys, own)))
+        return read.then_apply(
+            lambda own: NullKeyRows(rows, keys, own, self._changes(bundle, rows, keys, own))
+        )
 
-    def apply(self, bundle: Bundle, alone: AloneRows) -> None:
+    def apply(self, bundle: Bundle, alone: NullKeyRows) -> None:
         """Store the change."""
         added = alone.rows[alone.changes.added]
         self._lists.apply(
