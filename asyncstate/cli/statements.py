@@ -24,7 +24,7 @@ from asyncstate.cli.script import Script, ScriptOption, ScriptStatement, read_sc
 from asyncstate.codec import read_type
 from asyncstate.config import OPTIONS
 from asyncstate.errors import AsyncStateError, CheckpointError, JobError, SqlError
-from asyncstate.locations import folder_of, is_uri
+from asyncstate.locations import is_uri, local_path
 
 if TYPE_CHECKING:
     from asyncstate.spark import StreamingJob
@@ -170,7 +170,7 @@ def _compared(place: _Place, asked: str | None) -> str | None:
     """The checkpoint to compare with; None if the file names one that is not there yet, since explaining makes none.
     Raises CheckpointError if it was ``asked`` for."""
     checkpoint = place.checkpoint
-    if checkpoint is None or is_uri(checkpoint) or Path(folder_of(checkpoint)).is_dir():
+    if checkpoint is None or is_uri(checkpoint) or Path(local_path(checkpoint)).is_dir():
         return checkpoint
     if asked is None:
         return None
