@@ -24,7 +24,14 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # Of the output: files of a checkpoint have names, and are said by the commands.
+        print(f"The output cannot be written: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -525,7 +525,7 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/driver/commit_log.py",
-        "base = self._checkpoint.read(latest.base) if latest.base >= 0 else None",
+        "base = self._checkpoint.read(latest.base)",
         "base = latest",
         "spark/test_job.py",
     ),

@@ -8,6 +8,7 @@ a message.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -449,8 +450,21 @@ class ConsoleSink:
         found = rows.take(self.rows + 1)
         if found:
             more = f", the first {self.rows}" if len(found) > self.rows else ""
-            shown = [row.asDict() for row in found[: self.rows]]
+            shown = [dict(zip(rows.columns, map(_plain, row), strict=True)) for row in found[: self.rows]]
             print_rows(f"{self.name}, micro-batch {batch_id}{more}", shown, rows.columns)
+
+
+def _plain(value: Any) -> Any:
+    """A value of Spark as JSON has it, as far as it differs: see ``offline.json_text``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, tuple) and hasattr(value, "__fields__"):  # a struct
+        return dict(zip(value.__fields__, map(_plain, value), strict=True))
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return [[_plain(one), _plain(of)] for one, of in value.items()]
+    return value
 
 
 class FilesSink:

@@ -169,7 +169,9 @@ def _run(
     place: str, uid: str, state: str, change: Migration, what: str, yes: bool, local_dir: str | None
 ) -> None:
     with checked():
-        check_migration(place, uid, state, change)
+        others = [name for name in check_migration(place, uid, state, change) if name != state]
+    if others:
+        what += f" and of '{others[0]}', which belongs to it,"
     if not yes:
         typer.confirm(f"{what} of operator '{uid}'? Its query must be stopped", abort=True)
     with checked():

@@ -23,7 +23,8 @@ from asyncstate.cli.output import checked, say
 from asyncstate.cli.script import Script, ScriptOption, ScriptStatement, read_script
 from asyncstate.codec import read_type
 from asyncstate.config import OPTIONS
-from asyncstate.errors import AsyncStateError, SqlError
+from asyncstate.errors import AsyncStateError, CheckpointError, JobError, SqlError
+from asyncstate.locations import is_uri, local_path
 
 if TYPE_CHECKING:
     from asyncstate.spark import StreamingJob
@@ -36,6 +37,7 @@ _OWN: Final = ("trigger", "checkpoint", "name", "state-ttl")
 _LINE: Final = re.compile(r"\bline (\d+)")
 _QUERY: Final = re.compile(r"(SELECT|WITH|VALUES|FROM|TABLE)\b|\(", re.I)
 _POLL_SECONDS: Final = 1
+_FRAME: Final = re.compile(r"\s+(at |\.\.\. \d+ more)")  # of a stack of Java
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file of statements.", exists=True, dir_okay=False)
@@ -86,9 +88,9 @@ def run(
             raise SqlError(
                 f"{file.name}: the job needs a checkpoint; give --checkpoint DIR, or SET checkpoint"
             )
+        plans = None if plan is None else _text_of(plan)
         spark = _session(place, master, remote)
-        plans = None if plan is None else plan.read_text("utf-8")
-        with _asked_to_stop() as asked:
+        with _asked_to_stop() as asked, _said(file):
             job = _job(spark, place, place.checkpoint, plans, start_anew)
             query = job.start(trigger="availableNow" if available_now else place.trigger, progress=True)
             while not asked.is_set() and not job.await_termination(query, _POLL_SECONDS):
@@ -111,7 +113,7 @@ def explain(
     conf: Conf = None,
 ) -> None:
     """Show the operators of the statements: changelog modes, keys, and how state grows. Nothing is read or written."""
-    with _read(file, checkpoint, conf) as place, _folder(place.checkpoint) as folder:
+    with _read(file, checkpoint, conf) as place, _folder(_compared(place, checkpoint)) as folder:
         say(_job(_session(place, master, None), place, folder, None, None, shown=True).explain())
 
 
@@ -125,7 +127,10 @@ def compile_(
     """Write the compiled plans of the statements, for `sql run --plan`, also over Spark Connect."""
     with _read(file, None, conf) as place, _folder(None) as folder:
         job = _job(_session(place, master, None), place, folder, None, None, shown=True)
-        out.write_text(job.compiled_plans() + "\n", "utf-8")
+        try:
+            out.write_text(job.compiled_plans() + "\n", "utf-8")
+        except OSError as error:
+            raise _no_file(out, "written", error) from error
     say(f"{out}: the plans of {file.name}")
 
 
@@ -136,7 +141,7 @@ def _read(file: Path, checkpoint: str | None, conf: Sequence[str] | None) -> Ite
     from asyncstate.spark.kafka.client_options import Redaction
 
     with checked():
-        script = read_script(file.name, file.read_text("utf-8"))
+        script = read_script(file.name, _text_of(file))
         hidden = Redaction(secrets_of(script))
         try:
             check_options(script)
@@ -145,6 +150,33 @@ def _read(file: Path, checkpoint: str | None, conf: Sequence[str] | None) -> Ite
             if hidden(error) == str(error):
                 raise
             raise type(error)(hidden(error)) from None
+
+
+def _text_of(file: Path) -> str:
+    """The text of a file. Raises SqlError for one that has none."""
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SqlError(f"{file} is no text in UTF-8: {error}; save it in this encoding") from error
+    except OSError as error:
+        raise _no_file(file, "read", error) from error
+
+
+def _no_file(file: Path, done: str, error: OSError) -> SqlError:
+    return SqlError(f"{file} cannot be {done}: {error.strerror}; check the path and its permissions")
+
+
+def _compared(place: _Place, asked: str | None) -> str | None:
+    """The checkpoint to compare with; None if the file names one that is not there yet, since explaining makes none.
+    Raises CheckpointError if it was ``asked`` for."""
+    checkpoint = place.checkpoint
+    if checkpoint is None or is_uri(checkpoint) or Path(local_path(checkpoint)).is_dir():
+        return checkpoint
+    if asked is None:
+        return None
+    raise CheckpointError(
+        f"there is no checkpoint folder {asked}; give that of a job, or leave --checkpoint out"
+    )
 
 
 def _settled(script: Script, checkpoint: str | None, conf: Sequence[str]) -> _Place:
@@ -288,6 +320,22 @@ def _placed(script: Script, one: ScriptStatement, message: str) -> SqlError:
     if found and found.start() == 0:
         message = message[found.end() :].lstrip(": ")
     return script.error(line, message)
+
+
+@contextmanager
+def _said(file: Path) -> Iterator[None]:
+    """Errors of Spark, and of a client of a sink, as one of the project's, without the frames of the JVM."""
+    try:
+        yield
+    except AsyncStateError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip() and not _FRAME.match(line)]
+        what = "\n  ".join([type(error).__name__, *lines])
+        raise JobError(
+            f"{file.name}: the query has failed: {what}\nNothing of its micro-batch is committed; it is replayed when "
+            "the job is started again"
+        ) from error
 
 
 @contextmanager

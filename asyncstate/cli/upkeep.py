@@ -15,34 +15,43 @@ import typer
 from asyncstate.cli.inspecting import OutputFormat, Place
 from asyncstate.cli.output import DAMAGED, Format, checked, print_json, say
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
-from asyncstate.offline.inspection import Inspection
+from asyncstate.offline.inspection import Inspection, Problem
 from asyncstate.spark.query_checkpoint import QueryCheckpoint, Rewind
 
 
 def verify(place: Place, output: OutputFormat = Format.TABLE) -> None:
     """Read every file of every version and compare its size and checksum; exit code 1 if one is damaged."""
     with checked():
-        inspection = Inspection(place)
-        found = list(inspection.problems())
-        files = inspection.num_files()
+        versions, files, found = _verified(place)
     if output is Format.JSON:
         print_json(
             {
-                "versions": inspection.versions,
+                "versions": versions,
                 "files": files,
                 "problems": [dataclasses.asdict(problem) for problem in found],
             }
         )
     else:
         for problem in found:
-            say(f"{problem.message} (versions {', '.join(map(str, problem.versions))})")
+            needed = f" (versions {_numbers(problem.versions)})" if problem.versions else ""
+            say(f"{problem.message}{needed}")
         bad = {version for problem in found for version in problem.versions}
-        whole = [version for version in inspection.versions if version not in bad]
-        say(f"{files} files of {len(inspection.versions)} versions read, {len(found)} problems")
+        whole = [version for version in versions if version not in bad]
+        say(f"{files} files of {len(versions)} versions read, {len(found)} problems")
         if found:
-            say(f"versions without a problem: {', '.join(map(str, whole)) or 'none'}")
+            say(f"versions without a problem: {_numbers(whole)}")
     if found:
         raise typer.Exit(DAMAGED)
+
+
+def _verified(place: str) -> tuple[list[int], int, list[Problem]]:
+    """The versions, the number of their files, and what is damaged."""
+    try:
+        inspection = Inspection(place)
+    except CheckpointCorruptionError as error:  # in the file that says which versions there are
+        return [], 0, [Problem("owners", (), str(error))]
+    found = list(inspection.problems())
+    return inspection.versions, inspection.num_files(), found
 
 
 def rollback(
@@ -71,8 +80,7 @@ def rollback(
                 f"version {version} is damaged: {damage[0]}. Restore it from a copy, or roll back to another "
                 "version; `state verify` lists the intact ones"
             )
-        query = QueryCheckpoint(spark_checkpoint) if spark_checkpoint is not None else None
-        rewind = query.rewind_to(version) if query is not None else None
+        rewind = None if spark_checkpoint is None else QueryCheckpoint(spark_checkpoint).rewind_to(version)
     if not dropped and not (rewind and rewind.files):
         say(f"version {version} is the newest; nothing to do")
         return
@@ -86,16 +94,18 @@ def rollback(
     with checked():
         if dropped:
             inspection.checkpoint.claim(job)
-            inspection.checkpoint.rollback(version)
-        if query is not None and rewind is not None:
-            _apply(query, rewind, job, version)
+            dropped = sorted(inspection.checkpoint.rollback(version))  # and what was committed meanwhile
+        if spark_checkpoint is not None:
+            _rewind(spark_checkpoint, job, version)
     say(f"job '{job}' is back at version {version}; dropped: {_numbers(dropped)}")
-    say(_what_is_left(version, query is not None))
+    say(_what_is_left(version, spark_checkpoint is not None))
 
 
-def _apply(query: QueryCheckpoint, rewind: Rewind, job: str, version: int) -> None:
+def _rewind(place: str, job: str, version: int) -> None:
+    """Rewind Spark's checkpoint, as it is now that the job can no longer commit."""
     try:
-        query.apply(rewind)
+        query = QueryCheckpoint(place)
+        query.apply(query.rewind_to(version))
     except CheckpointError as error:
         raise CheckpointError(
             f"the state of job '{job}' is back at version {version}, but Spark's checkpoint is not: {error}. "

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncstate.config import Config
-from asyncstate.driver.operator_manifests import check_key_groups, is_changed_by_command
+from asyncstate.driver.operator_manifests import (
+    check_key_groups,
+    is_changed_by_command,
+    without_dropped,
+)
 from asyncstate.driver.write_marks import Origin
 from asyncstate.errors import CheckpointError, JobError
 from asyncstate.runtime import SourceTimes
@@ -43,6 +47,8 @@ class CommitLog:
         self._first_batch_id = first_batch_id
         self._checkpoint = Checkpoint(files)
         self._claimed = False
+        self.dropped: frozenset[str] = frozenset()
+        """The operators that the base of a repeated batch had, and the version of that batch no longer has."""
         latest = self.latest()
         if latest is None:
             return
@@ -68,6 +74,7 @@ class CommitLog:
             self._checkpoint.claim(self.job_id)
             self._checkpoint.files.sweep()  # files of killed writers; running ones have an hour
             self._claimed = True
+        self.dropped = frozenset()
         latest = self.latest()
         if latest is None:
             if batch_id != self._first_batch_id:
@@ -87,14 +94,17 @@ class CommitLog:
         if batch_id == latest.batch_id:
             # Spark replays a batch if Spark's own commit of it failed; we commit it again over the same
             # base.
-            base = self._checkpoint.read(latest.base) if latest.base >= 0 else None
-            if base is not None and is_changed_by_command(latest, base):
+            if latest.base < 0:
+                return None
+            base = self._checkpoint.read(latest.base)
+            if is_changed_by_command(latest, base):
                 raise JobError(
                     f"job '{self.job_id}': Spark repeats batch {batch_id}, but `asyncstate state migrate` has changed "
                     f"version {batch_id}, and the batch would start from version {base.batch_id} without the change. "
                     f"Run `python -m asyncstate state rollback CHECKPOINT {base.batch_id}`, then the same command "
                     "again, and start the query"
                 )
+            base, self.dropped = without_dropped(base, latest)
             return base
         raise JobError(
             f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is at batch "

@@ -115,6 +115,7 @@ class JobDriver(Generic[R]):
         self.schema = schema
         origin = self._ledger.origin_of(base)
         batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final, origin)
+        batch.dropped_since = self._ledger.dropped
         try:
             called = time.perf_counter()
             with self._frame.executor.micro_batch(batch_id, batch.stateless):

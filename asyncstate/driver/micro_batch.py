@@ -167,6 +167,8 @@ class MicroBatch(Generic[R]):
         self.sources: Mapping[str, WatermarkSource] | None = None
         """The sources of a graph that advance the watermark, by name; None in a function."""
         self.graph: GraphManifest | None = None
+        self.dropped_since: Collection[str] = frozenset()
+        """The uids whose state the version of this micro-batch, which is repeated, no longer has."""
         self.superseded: Collection[str] = frozenset()
         """The uids whose stored state the program drops."""
         """The graph's entry for the manifest; None in a function."""
@@ -491,6 +493,15 @@ class MicroBatch(Generic[R]):
         stored = self._stored(uid)
         if operator.stateless:
             check_stateless(uid, operator, specs.inputs, specs.delays, stored)
+        elif uid in self.dropped_since:
+            assert self._base is not None
+            raise JobError(
+                f"operator '{uid}': Spark repeats batch {self.batch_id}, whose version no longer has the state of this "
+                f"operator, but version {self._base.batch_id}, from which it would start, has it. To start with empty "
+                f"state, run `python -m asyncstate state rollback CHECKPOINT {self._base.batch_id}`, then `python -m "
+                f"asyncstate state migrate drop-operator CHECKPOINT {uid}`; to continue with that state, the first "
+                "command alone. Then start the query"
+            )
         specs = routed(specs, route, stored)
         states_before = stored.states if stored is not None else ()
         # Each micro-batch of a graph checks the same operators: what has not changed gives what it gave.

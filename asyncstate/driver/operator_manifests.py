@@ -66,7 +66,8 @@ def is_changed_by_command(newest: Manifest, base: Manifest) -> bool:
     """Whether `state migrate` has changed ``newest`` since the job committed it over ``base``.
 
     Of an operator that it has applied, the job records the class and the columns, and files of this uid; another one is
-    as in ``base``. Of a sink it records what its rows are. A dropped operator is not noticed: a program can do it, too.
+    as in ``base``. Of a sink it records what its rows are. A dropped operator is not noticed, since a program can do
+    it, too: see ``without_dropped``.
     """
     before = {} if base.graph is None else base.graph.sinks
     sinks = {} if newest.graph is None else newest.graph.sinks
@@ -85,6 +86,16 @@ def _is_changed(operator: OperatorManifest, base: Manifest) -> bool:
     return not applied and msgspec.structs.replace(before, applied=None) != msgspec.structs.replace(
         operator, applied=None
     )
+
+
+def without_dropped(base: Manifest, newest: Manifest) -> tuple[Manifest, frozenset[str]]:
+    """``base`` without the state that was dropped since, in the version ``newest`` over it: by a command, or by the
+    program that committed it. What was dropped does not come back because a batch is repeated."""
+    gone = frozenset(
+        uid for uid, one in base.operators.items() if one.has_state and uid not in newest.operators
+    )
+    kept = {uid: one for uid, one in base.operators.items() if uid not in gone}
+    return msgspec.structs.replace(base, operators=kept), gone
 
 
 def check_key_groups(place: str, latest: Manifest | None, config: Config) -> None:

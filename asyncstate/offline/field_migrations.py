@@ -160,10 +160,20 @@ def _cast(field: pa.Field, column: pa.Array, wanted: pa.Field, alive: npt.NDArra
             np.array([not _fits(column[row], wanted.type) for row in range(len(column))], np.bool_), column
         )
         raise
-    if not is_string_type(
-        column.type
-    ):  # a text may spell a number in several ways: it is enough that it can be read
-        _refuse(~_same(column, changed), column)
+    if is_string_type(column.type):
+        # A text may spell a number in several ways: it is enough that it can be read.
+        _refuse(_beyond(column, changed), column)
+        return changed
+    try:
+        same = _same(column, changed)
+    except pa.ArrowNotImplementedError as error:
+        raise SchemaError(
+            f"field {field.name!r} of {field.type} cannot be cast to {wanted.type} and back: {error}"
+        ) from error
+    except _ARROW_ERRORS:
+        rows = range(len(column))
+        same = np.array([_is_same(column.slice(row, 1), changed.slice(row, 1)) for row in rows], np.bool_)
+    _refuse(~same, column)
     return changed
 
 
@@ -177,11 +187,31 @@ def _fits(value: pa.Scalar, arrow_type: pa.DataType) -> bool:
 
 def _same(column: pa.Array, changed: pa.Array) -> npt.NDArray[np.bool_]:
     """Whether casting back gives the original values."""
-    back = changed.cast(column.type, safe=False)
+    kind = column.type
+    if pa.types.is_decimal(kind) and pa.types.is_integer(changed.type):  # Arrow asks for room for any integer
+        kind = pa.decimal128(38, kind.scale)
+    back = changed.cast(kind, safe=False)
     same = pc.equal(back, column).fill_null(True)
     if pa.types.is_floating(column.type):
         same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(column)).fill_null(False))
     found: npt.NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _is_same(value: pa.Array, changed: pa.Array) -> bool:
+    """Of one value. What cannot be cast back is not the same."""
+    try:
+        return bool(_same(value, changed)[0])
+    except _ARROW_ERRORS:
+        return not value[0].is_valid
+
+
+def _beyond(texts: pa.Array, changed: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which texts are numbers that are too large for a float, which would be infinite."""
+    if not pa.types.is_floating(changed.type):
+        return np.zeros(len(texts), np.bool_)
+    named = pc.match_substring(texts, "inf", ignore_case=True)
+    found: npt.NDArray[np.bool_] = pc.and_not(pc.is_inf(changed), named).fill_null(False).to_numpy(False)
     return found
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
@@ -31,7 +32,8 @@ from asyncstate.codec import (
 from asyncstate.codec.value_columns import Int64Array, binary_rows
 from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.state.columnar.list_blocks import read_rows
+from asyncstate.state.columnar.column_maps import BY_ROW
+from asyncstate.state.columnar.list_blocks import read_heads, read_rows
 from asyncstate.state.expiring.expiry import STAMP_BYTES, UNTIMED
 from asyncstate.state.keyed.chunks import COUNT_BYTES, elements
 from asyncstate.state.ranges import pages_of
@@ -53,6 +55,7 @@ _NAMESPACE_BYTES: Final = 8
 _ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a buffered row
 _FIRST_ORDERED: Final = 3  # state id of the buffered rows of input 0
 _PAGE_ENTRIES: Final = 4096
+_HASHES_TOGETHER: Final = 1 << 16
 _PAGE_PIECES: Final = 256  # of lists: a chunk may have a thousand rows
 
 _MAPS: Final = ("map", "broadcast", "column-map")
@@ -80,7 +83,8 @@ class StateDecoder:
 
     ``keys`` has the key columns of each input, empty for a broadcast one. With ``unpickle`` values that the state
     declares as pickled are returned as the text of their ``repr``: that runs code chosen by anyone with write access to
-    the checkpoint. Without, they are returned as the stored bytes.
+    the checkpoint. Without, they are returned as the stored bytes. ``by_row``: the state that has the rows of the
+    longest lists of this one, which are returned as those of others.
 
     ``schema`` has: ``key``, a struct of the key columns (null for broadcast state); ``namespace``, int64; ``user_key``
     of maps and broadcast state, a struct of its columns for column maps; ``position``, int64 from 0 on, of lists;
@@ -92,7 +96,13 @@ class StateDecoder:
     """
 
     def __init__(
-        self, uid: str, state: StateSpec, keys: Sequence[pa.Schema], *, unpickle: bool = False
+        self,
+        uid: str,
+        state: StateSpec,
+        keys: Sequence[pa.Schema],
+        *,
+        unpickle: bool = False,
+        by_row: StateSpec | None = None,
     ) -> None:
         self.owner = f"operator '{uid}', state '{state.name}'"
         if state.kind not in _KINDS:
@@ -114,6 +124,7 @@ class StateDecoder:
             self._row_key = list(keys[state.id - _FIRST_ORDERED].names)
         self._value_type, self._decode = self._value_decoder()
         self.schema = self._schema()
+        self._by_row = None if by_row is None else StateDecoder(uid, by_row, keys)
 
     def read(self, entries: StoredEntries, groups: range, broadcast: bool = True) -> Iterator[pa.RecordBatch]:
         """The rows of a store that has these key groups, in the order of the store; broadcast state, which is the same
@@ -163,13 +174,39 @@ class StateDecoder:
             self._check_ends(keys, ends)
             yield self._batch(columns, namespaces, [value for _, value in page], **more)
 
-    def _lists(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+    def _lists(
+        self, entries: StoredEntries, found: Iterator[tuple[bytes, bytes]]
+    ) -> Iterator[pa.RecordBatch]:
         blocks = self.state.kind == "list-column"
-        for keys, heads, positions, values in _elements_of(found, blocks, self.owner):
+        for keys, heads, positions, values, long in _elements_of(found, blocks, self.owner):
             self._check_ends(keys, self._located(keys)[2])  # a chunk without its head would pass for a head
             if len(positions):
                 columns, namespaces = self._located(heads)[:2]
                 yield self._batch(columns, namespaces, values, position=pa.array(positions))
+            for key in long:
+                yield from self._long_list(entries, key)
+
+    def _long_list(self, entries: StoredEntries, key: bytes) -> Iterator[pa.RecordBatch]:
+        """The rows of the list under the store key ``key``, which have an entry each in another state."""
+        other = self._by_row
+        if other is None or list(other.schema.field("value").type)[1:] != list(self._value_type):
+            raise CodecError(
+                f"{self.owner}: the rows of a key with many rows are in another state (its name and {BY_ROW}), which "
+                "is not there or has other columns; read an older checkpoint version"
+            )
+        start = key[:_GROUP_BYTES] + bytes([other.state.id]) + key[_PREFIX_BYTES:]
+        position = 0
+        for page in pages_of(entries.iterate(start, prefix_end(start)), _PAGE_ENTRIES):
+            times, *columns = other._decode([value for _, value in page]).flatten()
+            rows = np.repeat(np.arange(len(page)), times.to_numpy())  # each as often as it occurs
+            for first in range(0, len(rows), _PAGE_ENTRIES):
+                some = pa.array(rows[first : first + _PAGE_ENTRIES])
+                taken = [column.take(some) for column in columns]
+                value = pa.StructArray.from_arrays(taken, fields=list(self._value_type))
+                keys, namespaces, _ = self._located([key] * len(some))
+                at = pa.array(np.arange(position, position + len(some)))
+                yield self._rows(keys, namespaces, value, None, position=at)
+                position += len(some)
 
     def _timers(
         self, entries: StoredEntries, found: Iterator[tuple[bytes, bytes]]
@@ -357,9 +394,9 @@ def _stamp(value: bytes, owner: str) -> int | None:
     return None if value.startswith(UNTIMED) else decode_namespace(value)
 
 
-_Elements = tuple[list[bytes], list[bytes], Int64Array, Sequence[bytes]]
+_Elements = tuple[list[bytes], list[bytes], Int64Array, Sequence[bytes], list[bytes]]
 """The store key of each piece's list; then for each element the index of its list, its position there, and its
-bytes."""
+bytes; last the store keys of lists whose rows another state has."""
 
 
 def _elements_of(entries: Iterator[tuple[bytes, bytes]], blocks: bool, owner: str) -> Iterator[_Elements]:
@@ -375,7 +412,8 @@ def _elements_of(entries: Iterator[tuple[bytes, bytes]], blocks: bool, owner: st
             heads += [piece.key] * count
             positions.append(np.arange(position, position + count, dtype=np.int64))
             position = 0 if piece.is_head else position + count
-        yield [piece.key for piece in page], heads, np.concatenate(positions), values
+        keys = [piece.key for piece in page]
+        yield keys, heads, np.concatenate(positions), values, _long_lists(page, owner) if blocks else []
 
 
 def _list_elements(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], list[int]]:
@@ -386,6 +424,11 @@ def _list_elements(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], li
 def _block_rows(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], list[int]]:
     rows, counts = read_rows([piece.data for piece in pieces], owner)
     return binary_rows(rows), counts.tolist()
+
+
+def _long_lists(pieces: list[ListPiece], owner: str) -> list[bytes]:
+    heads = read_heads([piece.key for piece in pieces], [piece.data for piece in pieces], owner)
+    return [heads.store_keys[index] for index in np.flatnonzero(heads.elsewhere).tolist()]
 
 
 @dataclass(frozen=True)
@@ -399,20 +442,42 @@ class StateSize:
     size_bytes: int
 
 
+class _Distinct:
+    """Counts different keys, by a hash of 8 bytes each: a key may occur many times in a state that is ordered by
+    time."""
+
+    def __init__(self) -> None:
+        self._known = np.empty(0, np.uint64)
+        self._new: list[npt.NDArray[np.uint64]] = []
+        self._num_new = 0
+
+    def add(self, keys: list[bytes]) -> None:
+        found = np.unique(np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys)))
+        self._new.append(found)
+        self._num_new += len(found)
+        if self._num_new > max(_HASHES_TOGETHER, len(self._known) // 2):
+            self.count()
+
+    def count(self) -> int:
+        self._known = np.unique(np.concatenate([self._known, *self._new]))
+        self._new, self._num_new = [], 0
+        return len(self._known)
+
+
 def state_size(
     decoder: StateDecoder, entries: StoredEntries, groups: range, broadcast: bool = True
 ) -> StateSize:
     """Count the state of ``decoder`` in the store of a partition that has these key groups."""
     count = size_bytes = 0
-    keys: set[int] = set()  # hashes: a key may occur many times in a state that is ordered by time
+    keys = _Distinct()
     for page in pages_of(decoder.stored(entries, groups, broadcast), _PAGE_ENTRIES):
         size_bytes += sum(len(key) + len(value) for key, value in page)
         if decoder.state.kind == TIMER_KIND:
             timers = live_timers(page, entries.get_many)
             count += len(timers)
-            keys.update(xxhash.xxh3_64_intdigest(timer.key) for timer in timers)
+            keys.add([timer.key for timer in timers])
         else:
             count += len(page)
-            keys.update(map(xxhash.xxh3_64_intdigest, decoder.key_bytes([key for key, _ in page])))
+            keys.add(decoder.key_bytes([key for key, _ in page]))
     known = decoder.state.kind not in ("ordered", "broadcast")
-    return StateSize(len(keys) if known else None, count, size_bytes)
+    return StateSize(keys.count() if known else None, count, size_bytes)

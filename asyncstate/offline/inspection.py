@@ -23,6 +23,8 @@ from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateD
 from asyncstate.locations import redact
 from asyncstate.offline import TIMERS, TIMERS_STATE, StateDecoder, StateSize, state_size
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
+from asyncstate.state.columnar.column_maps import BY_ROW
+from asyncstate.state.versions import COMPUTED_KEY
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,
@@ -167,12 +169,13 @@ class Inspection:
                     yield Problem(ref.name, affected, message)
 
     def _still_needed(self, ref: FileRef, versions: Sequence[int]) -> tuple[int, ...]:
-        kept = self.checkpoint.versions()
-        return tuple(
-            version
-            for version in versions
-            if version in kept and ref in self.checkpoint.read(version).files()
-        )
+        return tuple(version for version in versions if self._needs(version, ref))
+
+    def _needs(self, version: int, ref: FileRef) -> bool:
+        try:
+            return ref in self.checkpoint.read(version).files()
+        except CheckpointError:
+            return version in self.checkpoint.versions()  # else the running job has deleted it meanwhile
 
     def num_files(self) -> int:
         """The number of files that the readable versions need."""
@@ -217,7 +220,28 @@ def states_of(operator: OperatorManifest) -> list[StateSpec]:
 
 def decoders(piece: StatePartition) -> list[StateDecoder]:
     """One decoder for each state of ``piece``."""
-    return [StateDecoder(piece.uid, state, piece.keys, unpickle=piece.unpickle) for state in piece.states]
+    operator = piece.manifest.operators[piece.uid]
+    return [
+        StateDecoder(
+            piece.uid, state, piece.keys, unpickle=piece.unpickle, by_row=_long_lists_of(operator, state)
+        )
+        for state in piece.states
+    ]
+
+
+def with_long_lists(operator: OperatorManifest, state: StateSpec) -> list[StateSpec]:
+    """``state``; if it has lists, or the rows of the longest of them, the states of both, the lists first."""
+    known = {spec.name: spec for spec in operator.states}
+    lists = known.get(state.name.removesuffix(BY_ROW))
+    by_row = None if lists is None else known.get(f"{lists.name}{BY_ROW}")
+    if lists is None or by_row is None or lists.kind != "list-column" or COMPUTED_KEY not in by_row.types:
+        return [state]
+    return [lists, by_row]
+
+
+def _long_lists_of(operator: OperatorManifest, state: StateSpec) -> StateSpec | None:
+    lists, *by_row = with_long_lists(operator, state)
+    return by_row[0] if by_row and state == lists else None
 
 
 def read_partition(

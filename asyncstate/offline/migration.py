@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,19 +20,20 @@ from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end, schema_from_
 from asyncstate.config import Config
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.field_migrations import CastField, DropField, FieldEdit, RenameField
-from asyncstate.offline.inspection import Inspection, operator_of, scratch_folder
+from asyncstate.offline.inspection import Inspection, operator_of, scratch_folder, with_long_lists
 from asyncstate.offline.rewriting import StateRewriter
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.state.descriptors import check_state_name
 from asyncstate.storage import (
     Change,
     Checkpoint,
-    LocalStores,
+    Fetcher,
     Manifest,
     OperatorManifest,
     PartitionManifest,
     RocksDBStore,
     StateSpec,
+    build_store,
     group_range,
     partition_restore_plan,
 )
@@ -55,7 +57,8 @@ _ORDERED: Final = "ordered"
 
 @dataclass(frozen=True)
 class DropState:
-    """Forget the state and all its entries; declared again it starts empty, and may then have any kind and types."""
+    """Forget the state and all its entries; declared again it starts empty, and may then have any kind and types. Lists
+    whose long ones are in another state go with it, and it with them: neither is right without the other."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +106,15 @@ def migrate(
     newest = checkpoint.latest()  # the job may have committed before it was fenced off
     assert newest is not None, "a claim keeps all versions"
     migration = _Migration(newest, uid, state, change)
-    with scratch_folder(local_dir) as folder:
-        stores = LocalStores(str(folder), "migration", checkpoint.files)
-        manifest = migration.run(stores, checkpoint, inspection.config)
+    manifest = migration.run(checkpoint, inspection.config, local_dir)
     checkpoint.commit(manifest)
     return Migrated(manifest.batch_id, migration.entries)
 
 
-def check_migration(place: str, uid: str, state: str, change: Migration) -> None:
-    """Raise the errors of ``migrate`` for what does not exist or is not possible, as far as no value has to be read for
-    it."""
-    _Migration(Inspection(place).manifest(), uid, state, change)
+def check_migration(place: str, uid: str, state: str, change: Migration) -> list[str]:
+    """The names of the states that ``migrate`` would change. Raises its errors for what does not exist or is not
+    possible, as far as no value has to be read for it."""
+    return [spec.name for spec in _Migration(Inspection(place).manifest(), uid, state, change).states]
 
 
 class _Migration:
@@ -123,6 +124,8 @@ class _Migration:
         self.manifest = manifest
         self._operator = operator_of(manifest, uid)
         self._state = _state_of(self._operator, state)
+        self.states = [self._state]
+        """Those that are changed."""
         self._change = change
         self._rewriter: StateRewriter | None = None
         self.entries = 0
@@ -131,11 +134,18 @@ class _Migration:
     def _spec_after(self) -> StateSpec | None:
         state, change = self._state, self._change
         owner = f"operator '{self._operator.uid}', state '{state.name}'"
+        together = with_long_lists(self._operator, state)
         if isinstance(change, DropState):
+            self.states = together
             return None
         if state.kind == _ORDERED:
             raise StateDeclarationError(f"{owner}: buffered rows of an ordered input can only be dropped")
         if isinstance(change, RenameState):
+            if len(together) > 1:
+                raise StateDeclarationError(
+                    f"{owner}: the rows of a key are in '{together[0].name}' or in '{together[1].name}', which the "
+                    "operator finds by these names; neither can be renamed"
+                )
             check_state_name(change.to)
             if any(other.name == change.to for other in self._operator.states):
                 raise StateDeclarationError(
@@ -147,15 +157,16 @@ class _Migration:
         )
         return msgspec.structs.replace(state, types=self._rewriter.types)
 
-    def run(self, stores: LocalStores, checkpoint: Checkpoint, config: Config) -> Manifest:
+    def run(self, checkpoint: Checkpoint, config: Config, local_dir: str | None) -> Manifest:
         """Write the files of the changed partitions; the new manifest turns them into a version."""
         operator = self._operator
         partitions = operator.partitions
         if not isinstance(self._change, RenameState):
             partitions = [
-                self._partition(stores, checkpoint, config, number) for number in range(operator.parallelism)
+                self._partition(checkpoint, config, local_dir, number)
+                for number in range(operator.parallelism)
             ]
-        states = [self._after if spec.name == self._state.name else spec for spec in operator.states]
+        states = [self._after if spec in self.states else spec for spec in operator.states]
         operator = msgspec.structs.replace(
             operator,
             partitions=partitions,
@@ -168,36 +179,44 @@ class _Migration:
         )
 
     def _partition(
-        self, stores: LocalStores, checkpoint: Checkpoint, config: Config, number: int
+        self, checkpoint: Checkpoint, config: Config, local_dir: str | None, number: int
     ) -> PartitionManifest:
         manifest, uid = self.manifest, self._operator.uid
         base = partition_restore_plan(manifest, uid, number, self._operator.parallelism)
-        with stores.acquire(uid, number, base, rocksdb_options(config)) as lease:
+        fetcher = Fetcher(checkpoint.files, manifest.batch_id)
+        with (
+            scratch_folder(local_dir) as scratch,
+            closing(build_store(scratch / "db", base, fetcher, rocksdb_options(config))) as store,
+        ):
             changed = 0
-            for changes in self._changes(lease.store, number):
-                lease.store.apply(changes, manifest.batch_id)
+            for changes in self._changes_of_all(store, number):
+                store.apply(changes, manifest.batch_id)
                 changed += len(changes)
             self.entries += changed
             if not changed:
                 return self._operator.partition(number)
             attempt = uuid.uuid4().hex
             folder = snapshot_folder(uid, number, manifest.batch_id, attempt)
-            lease.store.settle()
+            store.settle()
             present = self._operator.partition(number).files()
-            snapshot = create_snapshot(lease.store, attempt, checkpoint.files, folder, present)
+            snapshot = create_snapshot(store, attempt, checkpoint.files, folder, present)
             return PartitionManifest(number, snapshot)
 
-    def _changes(self, store: RocksDBStore, number: int) -> Iterator[list[Change]]:
+    def _changes_of_all(self, store: RocksDBStore, number: int) -> Iterator[list[Change]]:
+        for state in self.states:
+            yield from self._changes(store, number, state)
+
+    def _changes(self, store: RocksDBStore, number: int, state: StateSpec) -> Iterator[list[Change]]:
         """The sorted changes of a partition, whole key groups at a time."""
         first, end = group_range(number, self._operator.parallelism, self.manifest.max_parallelism)
         prefixes = [group.to_bytes(2, "big") for group in range(first, end)]
-        if self._state.kind == "broadcast":
+        if state.kind == "broadcast":
             prefixes = [BROADCAST_GROUP]
-        elif self._state.kind == _ORDERED:  # rows of a broadcast input
+        elif state.kind == _ORDERED:  # rows of a broadcast input
             prefixes.append(BROADCAST_GROUP)
         changes: list[Change] = []
         for prefix in prefixes:
-            start = prefix + bytes([self._state.id])
+            start = prefix + bytes([state.id])
             entries = store.iterate(start, prefix_end(start))
             if self._rewriter is None:
                 changes.extend((key, None) for key, _ in entries)

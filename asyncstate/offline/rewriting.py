@@ -20,13 +20,12 @@ from asyncstate.codec import RowCodec, schema_to_text, type_to_text
 from asyncstate.codec.value_columns import LARGE_BINARY, binary_rows, storage_dtype
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.offline.field_migrations import CastField, FieldEdit, LossyCastError, edited, edited_schema
-from asyncstate.state.columnar.column_maps import COMPUTED_KEY
 from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads
 from asyncstate.state.expiring.expiry import STAMP_BYTES
 from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, chunk_key, elements, framed
 from asyncstate.state.ranges import pages_of
 from asyncstate.state.stored_lists import FoundLists, block_key, block_lists, element_lists, rows_of
-from asyncstate.state.versions import PICKLED, VALUE, declared, older_values, value_schema
+from asyncstate.state.versions import COMPUTED_KEY, PICKLED, VALUE, declared, older_values, value_schema
 
 Entry = tuple[bytes, bytes]
 Change = tuple[bytes, bytes | None]

@@ -7,14 +7,14 @@ text is the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
-from asyncstate.errors import SqlError
+from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.sql.build import Built
 from asyncstate.sql.pipeline import table_of
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _PLANS: Final = "sql/"
 """Where plans are in a checkpoint."""
+_JSON: Final = ".json"
+_EARLIER: Final = "sql-earlier/"
+"""Where those are of which operators have started with empty state since: a rollback may return to theirs."""
 
 
 class JobSql:
@@ -48,10 +51,10 @@ class JobSql:
         plans: str | None,
     ) -> None:
         self._files = files
-        self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
-        stored = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
-        # Others are compiled again.
-        self.context = SqlContext(spark, {plan.name: plan for plan in stored}, committed)
+        self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS) if name.endswith(_JSON)}
+        stored = _plans(self._stored)
+        earlier = _plans({name: files.get_bytes(name) for name in files.list(_EARLIER)})
+        self.context = SqlContext(spark, {plan.name: plan for plan in stored}, committed, earlier)
         if plans is not None:
             self.context.give(plans_from_json(plans))
 
@@ -68,6 +71,10 @@ class JobSql:
                 continue
             place, text = f"{_PLANS}{name}.json", plan.to_json().encode()
             if self._stored.get(place) != text:
+                for before in _plans({place: self._stored[place]} if place in self._stored else {}):
+                    if before.generation != plan.generation:
+                        kept = f"{_EARLIER}{name}/{before.generation}.json"
+                        self._files.put_bytes(kept, self._stored[place])
                 self._files.put_bytes(place, text)
                 self._stored[place] = text
 
@@ -89,3 +96,18 @@ class JobSql:
         times = stream.node.times
         times = times._replace(event_time=times.event_time if times.event_time in schema.names else None)
         self.context.add(name, Table(Built(stream, schema, changes), times))
+
+
+def _plans(texts: Mapping[str, bytes]) -> list[Compiled]:
+    """The plans of this format, by the names of their files. Others are compiled again. Raises
+    CheckpointCorruptionError for what is no plan."""
+    found = []
+    for name, text in texts.items():
+        try:
+            found += [Compiled.from_json(text.decode())] if is_readable(text) else []
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointCorruptionError(
+                f"{name} in the checkpoint is no compiled statement: {error!r}. Restore it from a copy; without it the "
+                "statement would be compiled again, and not compared with the one whose state is there"
+            ) from error
+    return found

@@ -146,7 +146,8 @@ class SqlContext:
 
     ``spark``: a classic session; None: only plans can be built. ``stored``: plans of an earlier run, by name, which are
     used as long as nothing that they were made from has changed. ``committed``: the uids whose state the checkpoint
-    has, None if it has none at all.
+    has, None if it has none at all. ``earlier``: plans whose operators have started with empty state
+    since.
     """
 
     def __init__(
@@ -154,8 +155,10 @@ class SqlContext:
         spark: SparkSession | None,
         stored: Mapping[str, Compiled] | None = None,
         committed: Collection[str] | None = None,
+        earlier: Iterable[Compiled] = (),
     ) -> None:
         self._spark = spark
+        self._earlier = sorted(earlier, key=lambda plan: -plan.generation)
         self._stored = dict(stored or {})
         self._committed = committed
         self._given: dict[str, Compiled] | None = None
@@ -377,7 +380,9 @@ class SqlContext:
             raise SqlError(f"there is '{name}' already; give the statement another name")
         if read.kind == "view":
             self.check_free(name)
-        now, stored = self._made_from(read.text), (self._given or self._stored).get(name)
+        now = self._made_from(read.text)
+        self._go_back(name, now)
+        stored = (self._given or self._stored).get(name)
         now |= {} if state_ttl is None else {_STATE_TTL: "given"}
         if stored is not None and self._given is not None:  # without a compiler functions are not known
             now |= {one: said for one, said in stored.made_from.items() if one.startswith("function ")}
@@ -442,6 +447,20 @@ class SqlContext:
         uids = {uid for uid, _ in old.operators.values()}
         # A new generation may not have come to its first commit; the state under earlier uids is not its own.
         return old if not uids or old.generation > 1 or uids & set(self._committed) else None
+
+    def _go_back(self, name: str, now: Mapping[str, Any]) -> None:
+        """Take the plan of an earlier generation that was made from the same, if the checkpoint was rolled back to its
+        state: it still has operators that a later generation has dropped."""
+        latest = self._stored.get(name)
+        if latest is None or not set(latest.dropped) & set(self._committed or ()):
+            return
+        for plan in self._earlier:
+            if plan.name != name or plan.generation >= latest.generation:
+                continue
+            of_ttl = {one: said for one, said in plan.made_from.items() if one == _STATE_TTL}
+            if not _differing(plan.made_from, {**now, **of_ttl}):
+                self._stored[name] = plan
+                return
 
     def _made_from(self, text: str) -> dict[str, Any]:
         """All that a plan of this text depends on, but Spark's version: a stored plan outlives that."""

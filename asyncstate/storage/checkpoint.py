@@ -81,6 +81,9 @@ class Checkpoint:
         try:
             return self._fetch(view[batch_id])
         except CheckpointCorruptionError as error:
+            now = self._view().get(batch_id)
+            if now not in (None, view[batch_id]):  # the running job has replaced it, and deleted this one
+                return self._fetch(now)
             raise CheckpointCorruptionError(f"{error}. {self.recovery_hint(batch_id)}") from error
 
     def _fetch(self, name: str) -> Manifest:
@@ -99,10 +102,19 @@ class Checkpoint:
             return (
                 f"Version {batch_id} was dropped with its files; versions are {versions}: read one of these"
             )
+        if damaged is not None and not self._names(batch_id, damaged):
+            return f"Version {batch_id} was written again meanwhile, without this file: read it again"
         for version in reversed([v for v in versions if v < batch_id]):
             if not self.problems(version, damaged):
                 return f"The newest older version whose files are all present is {version}: roll back to it"
         return "No older version is usable: start with a new checkpoint folder"
+
+    def _names(self, batch_id: int, file: str) -> bool:
+        """Whether the version needs the file; also if that is not known."""
+        try:
+            return any(one.name == file for one in self._fetch(self._view()[batch_id]).files())
+        except (CheckpointError, KeyError):
+            return True
 
     def problems(self, batch_id: int, damaged: str | None = None) -> list[str]:
         """List what is wrong with a version: its manifest, its files' sizes, use of a ``damaged`` one."""

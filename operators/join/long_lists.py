@@ -18,7 +18,7 @@ from asyncstate.codec import KeyBatch, UserKeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
-from asyncstate.state.columnar.column_maps import ColumnMapStateDescriptor, MapEntries
+from asyncstate.state.columnar.column_maps import BY_ROW, ColumnMapStateDescriptor, MapEntries
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.columnar.state_columns import Columns
 
@@ -29,6 +29,7 @@ LONG: Final = 1024
 """A key that loses a row and has more than this many left has an entry a row from then on."""
 _COUNT: Final = "asyncstate:count"
 """How often a row occurs. No column that is added later has this name."""
+_ALL: Final = "of all columns"
 _DIGEST: Final = pa.schema([pa.field(f"digest_{half}", pa.int64(), nullable=False) for half in (1, 2)])
 
 
@@ -56,7 +57,8 @@ class LongLists:
     ) -> None:
         counted = pa.field(_COUNT, pa.int64(), nullable=False)
         fields = pa.schema([counted, *schema])
-        descriptor = ColumnMapStateDescriptor(f"{name}_by_row", _DIGEST, fields, computed_key=True)
+        of = _ALL if list(identity) == schema.names else f"of {', '.join(identity)}"
+        descriptor = ColumnMapStateDescriptor(f"{name}{BY_ROW}", _DIGEST, fields, computed_key=of)
         self._state = context.get_state(descriptor)
         self.more_than = LONG
         self._schema = schema

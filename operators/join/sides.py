@@ -141,7 +141,7 @@ class ListSide(SideState):
         state: ListColumnState | None = None,
     ) -> None:
         super().__init__(schema, ttl)
-        self._name = name
+        self._owner = f"operator '{context.uid}', state '{name}'"
         if state is None:
             state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
         self._state = state
@@ -150,16 +150,6 @@ class ListSide(SideState):
         """Keep the rows of a key there once it has many and loses some."""
         self._long = long
 
-    def _long_lists(self) -> LongLists:
-        if self._long is None:
-            raise StateDeclarationError(
-                f"Join: rows of keys that have many are in the state '{self._name}_by_row', which the join no longer "
-                f"has: its {self._name} input was a changelog without a sequence, and without lists, maps and structs "
-                "in what identifies a row. Undo the change of the input, or give the join a new uid to start with "
-                "empty state"
-            )
-        return self._long
-
     def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
         """A future of all rows of ``keys``, for rows of the other input to match."""
         if not len(keys):
@@ -167,11 +157,11 @@ class ListSide(SideState):
         return self._state.async_heads(keys).then_compose(lambda heads: self._all_rows(keys, heads))
 
     def _all_rows(self, keys: KeyBatch, heads: ListHeads) -> StateFuture[ListColumns]:
-        lists, is_long = self._state.async_rows(heads), heads.elsewhere
+        is_long = heads.elsewhere
         if not is_long.any():
-            return lists
-        long = self._long_lists().async_rows(keys, is_long)
-        return lists.then_combine(long, lambda some, others: together(some, others)[0])
+            return self._state.async_rows(heads)
+        others = self._kept_apart.async_rows(keys, is_long)
+        return self._state.async_rows(heads).then_combine(others, lambda some, more: together(some, more)[0])
 
     def async_own(
         self, keys: KeyBatch, full: BoolArray, counts: bool, rows: Rows | None = None
@@ -187,11 +177,26 @@ class ListSide(SideState):
     def _with_long(
         self, keys: KeyBatch, heads: ListHeads, full: BoolArray, rows: Rows | None
     ) -> StateFuture[Own]:
-        own, is_long = self._own(heads, full, heads.counts), heads.elsewhere
-        if rows is None or not is_long.any():
+        is_long = heads.elsewhere
+        if not is_long.any():
+            return self._own(heads, full, heads.counts)
+        long, own = self._kept_apart, self._own(heads, full, heads.counts)
+        if rows is None:
             return own
-        found = self._long_lists().async_find(keys, is_long, rows.columns, rows.key_index)
-        return own.then_combine(found, _with_found)
+        return own.then_combine(long.async_find(keys, is_long, rows.columns, rows.key_index), _with_found)
+
+    @property
+    def _kept_apart(self) -> LongLists:
+        """The rows of keys with many. Raises StateDeclarationError if the side has none, though an earlier program had:
+        what it stored there would be missing."""
+        if self._long is None:
+            raise StateDeclarationError(
+                f"{self._owner}: an earlier program has stored the rows of a key with many rows one by one (in the "
+                "state that ends with _by_row), and the changed one reads lists alone; undo the change of the input "
+                "(its changelog, sequence or columns) or of the join, and roll the checkpoint back to a version before "
+                "it; or give the operator a new uid and replay its rows"
+            )
+        return self._long
 
     def _own_live(self, heads: ListHeads, full: BoolArray) -> StateFuture[Own]:
         return self._state.async_counts(heads).then_compose(lambda counts: self._own(heads, full, counts))

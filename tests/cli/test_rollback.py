@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("typer")
 
+import typer
 from typer.testing import CliRunner, Result
 
 from asyncstate.cli.app import app
@@ -182,3 +183,30 @@ def test_rollback_of_spark_s_checkpoint_in_an_object_store(tmp_path: Path, s3: S
     assert files.list("") == left
     with pytest.raises(CheckpointError, match="is not a query's checkpoint"):
         QueryCheckpoint(s3.place())
+
+
+def test_rollback_takes_back_what_was_committed_while_it_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of Spark's files: the job ran on until it was fenced off."""
+    operator, schema = GroupAggregate([count()]), pa.schema([("k", pa.int64())])
+    query = spark_checkpoint(tmp_path / "query", ["v1\n{}\n{}"] * 3, [])
+    with OperatorHarness(operator, schema, ["k"], folder=tmp_path) as running:
+        for key in range(3):
+            running.push([(key,)])
+            running.end_batch()
+
+        def answered(*_: object, **__: object) -> bool:
+            running.push([(9,)])
+            running.end_batch()
+            spark_checkpoint(query, ["v1\n{}\n{}"] * 5, [])
+            return True
+
+        monkeypatch.setattr(typer, "confirm", answered)
+        done = run("rollback", str(tmp_path / "checkpoint"), "1", "--spark-checkpoint", str(query))
+    assert (done.exit_code, "back at version 1; dropped: 2, 3" in done.stdout) == (0, True)
+    assert Inspection(str(tmp_path / "checkpoint")).versions == [0, 1]
+    assert {one for one in names_in(query) if "crc" not in one} == {
+        *(f"commits/{number}" for number in range(2)),
+        *(f"offsets/{number}" for number in range(3)),
+    }

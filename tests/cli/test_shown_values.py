@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("typer")
 
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from asyncstate import (
@@ -202,3 +203,16 @@ def test_stats_are_told_of_a_version_that_the_job_gives_up_meanwhile(
     done = run("stats", place, "--version", "0")
     assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "version 0")
     assert job.versions() == [2]
+
+
+@pytest.mark.parametrize("width", [5, 20, 40])
+def test_a_table_that_is_too_wide_has_a_line_for_each_value(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of rich would have columns of no width, and lose values."""
+    monkeypatch.setattr(output, "console", Console(width=width, emoji=False))
+    names = [f"column {number}" for number in range(12)]
+    output.print_rows("rows", [{name: f"value of {name}" for name in names}, {names[0]: None}], names)
+    said = capsys.readouterr().out.splitlines()
+    assert [f"{name}: value of {name}" for name in names] == said[1:13]
+    assert said[14:26] == [f"{name}: " for name in names]

@@ -132,6 +132,22 @@ INSERT INTO seen SELECT id FROM orders WHERE id > 1;
     assert len({row.checkpoint for row in rows}) == 2
 
 
+def test_an_error_of_spark_is_said_without_its_frames(spark: SparkSession, folder: Path) -> None:
+    """With the exit code of what could not be done."""
+    file = folder / "job.sql"
+    file.write_text(f"""\
+CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders', mode 'FAILFAST');
+CREATE TABLE seen (id BIGINT) USING console;
+INSERT INTO seen SELECT id FROM orders WHERE id > 1;
+""")
+    (folder / "orders" / "0.json").write_text('{"id": "x')
+    said = invoke("run", file, "--checkpoint", folder / "state", "--once", code=2)
+    assert "job.sql: the query has failed: " in said
+    assert "Malformed records are detected" in said
+    assert "it is replayed when the job is started again" in said
+    assert not re.search(r"\bat org\.apache|Traceback", said)
+
+
 def test_two_sinks_of_one_folder_of_files_are_refused(spark: SparkSession, folder: Path) -> None:
     file = folder / "job.sql"
     file.write_text(f"""\

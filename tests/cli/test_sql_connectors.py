@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
+
+from pyspark.sql import Row
 
 from asyncstate.cli.connectors import (
     ConsoleSink,
@@ -293,3 +297,19 @@ def test_raw_messages_have_the_columns_of_kafka() -> None:
             SqlError, match=f"column {column.split()[0]} .*raw messages have the columns key BINARY"
         ):
             declared(f"({column}) USING {kafka}")
+
+
+def test_the_console_shows_what_json_has_no_form_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Values of rows of Spark."""
+    values = [
+        float("nan"),
+        float("-inf"),
+        {Row(a=1): float("nan")},
+        [Row(x=float("inf"), y=Decimal("1.50"))],
+        b"\xff",
+    ]
+    shown = Row(*[f"c{number}" for number in range(len(values))])(*values)
+    ConsoleSink("t", 3).write(SimpleNamespace(take=lambda _: [shown], columns=list(shown.__fields__)), 0)
+    said = re.sub(r"\s*[│┃\n]\s*", " ", capsys.readouterr().out)
+    for text in ("NaN", "-Infinity", '[[{"a":1},"NaN"]]', '[{"x":"Infinity","y":"1.50"}]', '"/w=="'):
+        assert text in said

@@ -194,3 +194,41 @@ def test_an_option_that_nobody_knows_is_refused_before_spark_starts(
     assert ran.exit_code == 2
     assert re.search(message, said), said
     assert SECRET not in ran.output + ran.stderr
+
+
+JOB = """\
+CREATE TABLE s (a INT) USING json OPTIONS (path 'in');
+CREATE TABLE t (a INT) USING console;
+INSERT INTO t SELECT a FROM s;
+"""
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.sql"
+    file.write_bytes(JOB.encode("utf-16"))
+    for arguments in (["explain"], ["run", "--checkpoint", str(tmp_path / "state")]):
+        done = CliRunner().invoke(app, ["sql", *arguments, str(file)])
+        assert (done.exit_code, "job.sql is no text in UTF-8" in done.stderr.replace("\n", "")) == (2, True)
+    file.write_text(JOB)
+    plan = ["--checkpoint", str(tmp_path / "state"), "--plan", str(tmp_path)]
+    done = CliRunner().invoke(app, ["sql", "run", str(file), *plan])
+    assert (done.exit_code, "cannot be read: Is a directory" in done.stderr) == (2, True)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_mark_of_the_order_of_bytes_belongs_to_no_statement(tmp_path: Path) -> None:
+    """Editors of Windows begin a file with it."""
+    file = tmp_path / "job.sql"
+    file.write_text(f"SET 'chekpoint' = 'x';\n{JOB}", "utf-8-sig")
+    done = CliRunner().invoke(app, ["sql", "explain", str(file)])
+    assert "job.sql:1: there is no setting 'chekpoint'; did you mean 'checkpoint'" in done.stderr.replace(
+        "\n", " "
+    )
+
+
+def test_a_checkpoint_to_compare_with_must_be_there(tmp_path: Path) -> None:
+    file = tmp_path / "job.sql"
+    file.write_text(JOB)
+    done = CliRunner().invoke(app, ["sql", "explain", str(file), "--checkpoint", str(tmp_path / "stat")])
+    assert (done.exit_code, "there is no checkpoint folder" in done.stderr) == (2, True)
+    assert not (tmp_path / "stat").exists()

@@ -439,3 +439,48 @@ def test_a_limit_beyond_what_can_be_counted_is_refused(place: str) -> None:
     done = run("show", place, "seen", "--limit", str(2**63))
     assert done.exit_code == 2
     assert "--limit" in done.output
+
+
+def test_verify_says_with_its_exit_code_that_the_record_of_the_versions_is_damaged(place: str) -> None:
+    damage(max(Path(place, "owners").glob("*.start.json")))
+    done = run("verify", place)
+    assert (done.exit_code, "is damaged: its checksum" in done.stdout) == (1, True)
+    told = json.loads(run("verify", place, "--format", "json").stdout)
+    assert (told["versions"], [one["file"] for one in told["problems"]]) == ([], ["owners"])
+    assert run("list", place).exit_code == 2
+
+
+def test_no_text_of_a_checkpoint_controls_the_terminal(tmp_path: Path) -> None:
+    name = "k\x1b[31m"
+    with OperatorHarness(
+        GroupAggregate([count()]), pa.schema([(name, pa.string())]), [name], folder=tmp_path
+    ) as made:
+        made.push([("a\x1b]0;title\x07\x9b",)])
+        made.end_batch()
+        (state,) = [spec.name for spec in made.states()]
+    folder = str(tmp_path / "checkpoint")
+    for arguments in (
+        ["list", folder],
+        ["show", folder, state],
+        ["show", folder, state, "--key", "a", "--key", "b"],
+    ):
+        done = run(*arguments)
+        assert not set("\x1b\x07\x9b") & set(done.output)
+    assert r"k\x1b[31m" in run("list", folder).stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk without room is simulated by Linux")
+@pytest.mark.parametrize("arguments", [["stats"], ["show", "total", "--format", "json"]])
+def test_an_output_that_cannot_be_written_is_said(place: str, arguments: list[str]) -> None:
+    command, *more = arguments
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncstate", "state", command, place, *more],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("The output cannot be written: ")
+    assert "No space left" in done.stderr

@@ -13,7 +13,11 @@ import pytest
 
 from asyncstate.changelog import Changelog, ChangelogMode
 from asyncstate.errors import OperatorError, StateDeclarationError
-from asyncstate.offline.migration import DropField, migrate
+from asyncstate.offline import inspect
+from asyncstate.offline.inspection import Inspection, read_partition
+from asyncstate.offline.migration import DropField, DropState, RenameState, check_migration, migrate
+from asyncstate.offline.operator_changes import AcceptChange, change_operator
+from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.testing import OperatorHarness, net
 from operators import Join
 from operators.core.row_digests import row_digests
@@ -207,33 +211,126 @@ def test_digests_of_rows_are_equal_for_equal_rows_alone() -> None:
     assert numbers[0] != numbers[1]
 
 
-WITH_TAGS = pa.schema([*LEFT, ("tags", pa.list_(pa.string()))])
-
-
-@pytest.mark.parametrize(
-    ("left", "now"),
-    [
-        (LEFT, {"changelog": [False, True]}),
-        (WITH_TAGS, {"changelog": [True, True]}),
-        (LEFT, {"changelog": [True, True], "sequence": ["id", None]}),
-    ],
-    ids=["insert-only", "a list", "sequence"],
-)
-def test_rows_that_the_changed_program_would_not_find_are_refused(
-    left: pa.Schema, now: Any, async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(long_lists, "LONG", 2)
-    settings: Any = {"async_enabled": async_enabled, "checkpoint": str(tmp_path)}
-    with OperatorHarness(Join(), [LEFT, RIGHT], ["k", "k"], changelog=[True, True], **settings) as harness:
-        harness.push([(1, n, "a") for n in range(5)])
+def with_long_lists(place: Path, async_enabled: bool = False, unique: Any = None) -> Counter[Any]:
+    """A checkpoint of a join with a key of many rows, one of them twice, and one of few; its rows at the left side."""
+    rows = [(1, n, "a") for n in range(6)] + [(1, 1, "a"), (2, 1, "b")]
+    with join_of(unique, checkpoint=str(place), async_enabled=async_enabled) as harness:
+        harness.push(rows)
         harness.end_batch()
         harness.push([(1, 0, "a")], kind="-D")
         harness.end_batch()
-    for side, row in ((1, (1, "one")), (0, (1, 9, "a", None)[: len(left)])):
-        with OperatorHarness(Join(), [left, RIGHT], ["k", "k"], **now, **settings) as later:
-            later.push([row], side)
-            with pytest.raises(OperatorError, match="the state .left_by_row., which the join no longer has"):
+    return Counter(rows[1:])
+
+
+@pytest.mark.parametrize("change", ["a sequence", "insertions alone", "a list"])
+def test_a_program_that_would_not_see_the_rows_of_long_lists_fails(
+    change: str, async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of other keys it may use."""
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    with_long_lists(tmp_path, async_enabled)
+    left, more = LEFT, dict[str, Any](changelog=[True, True])
+    if change == "a sequence":
+        more["sequence"] = ["id", None]
+    elif change == "a list":
+        left = LEFT.append(pa.field("tags", pa.list_(pa.string())))
+    else:
+        more["changelog"] = [False, True]
+    made = Join(right_unique="join_key")
+    settings: Any = {"checkpoint": str(tmp_path), "async_enabled": async_enabled, **more}
+    others = (None,) * (len(left) - 3)
+    for rows, side in (([(1, "one")], 1), ([(1, 9, "c", *others)], 0)):
+        with OperatorHarness(made, [left, RIGHT], ["k", "k"], **settings) as later:
+            later.push(rows, side)
+            with pytest.raises(
+                OperatorError, match="left.*: an earlier program has stored the rows .* one by one"
+            ):
                 later.end_batch()
+    with OperatorHarness(made, [left, RIGHT], ["k", "k"], **settings) as later:
+        later.push([(2, "two")], 1)
+        assert later.end_batch() == [("+I", 2, 1, "b", *others, 2, "two")]
+    owner = Checkpoint(LocalFiles(tmp_path))
+    owner.claim()
+    owner.rollback(1)
+    with join_of(None, checkpoint=str(tmp_path), async_enabled=async_enabled) as undone:
+        undone.push([(1, "one")], 1)
+        assert len(undone.end_batch()) == 6
+
+
+@pytest.mark.parametrize("state", ["left", "left_by_row"])
+def test_lists_and_their_long_ones_are_dropped_together(
+    state: str, async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    with_long_lists(tmp_path, async_enabled)
+    with pytest.raises(
+        StateDeclarationError, match="in 'left' or in 'left_by_row', .* neither can be renamed"
+    ):
+        migrate(str(tmp_path), "operator", state, RenameState("other"))
+    assert check_migration(str(tmp_path), "operator", state, DropState()) == ["left", "left_by_row"]
+    migrate(str(tmp_path), "operator", state, DropState())
+    with join_of(None, checkpoint=str(tmp_path), async_enabled=async_enabled) as later:
+        later.push([(1, "one"), (2, "two")], 1)
+        assert later.end_batch() == []
+        later.push([(1, n, "c") for n in range(4)])
+        later.end_batch()
+        later.push([(1, 0, "c")], kind="-D")
+        later.end_batch()
+        later.push([(1, "one")], 1, kind="-D")
+        assert net(later.end_batch()) == Counter({(1, n, "c", 1, "one"): -1 for n in range(1, 4)})
+
+
+@pytest.mark.parametrize("page", [2, 4096])
+def test_long_lists_are_read_from_outside_as_others(
+    page: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    monkeypatch.setattr(inspect, "_PAGE_ENTRIES", page)
+    expected = with_long_lists(tmp_path)
+    inspection = Inspection(str(tmp_path))
+    pieces = inspection.partitions(inspection.manifest(), "operator", "left")
+    found = [row for piece in pieces for _, rows in read_partition(piece) for row in rows.to_pylist()]
+    assert Counter(tuple(row["value"].values()) for row in found) == expected
+    assert all(row["key"]["k"] == row["value"]["k"] for row in found)
+    assert [row["position"] for row in found if row["key"]["k"] == 1] == list(range(6))
+    assert [row["position"] for row in found if row["key"]["k"] == 2] == [0]
+
+
+def test_an_accepted_change_does_not_let_long_lists_be_migrated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    with_long_lists(tmp_path)
+    change_operator(str(tmp_path), "operator", AcceptChange())
+    for state in ("left", "left_by_row"):
+        with pytest.raises(StateDeclarationError, match="by a digest of their columns"):
+            migrate(str(tmp_path), "operator", state, DropField("v"))
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, ["id"]), (["id"], None), (["id"], ["v"])])
+def test_rows_that_other_columns_identify_are_not_looked_for_in_long_lists(
+    before: Any, after: Any, async_enabled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are stored by the columns that identified them; nobody can accept others."""
+    monkeypatch.setattr(long_lists, "LONG", 2)
+    settings: Any = {"checkpoint": str(tmp_path), "async_enabled": async_enabled}
+    with join_of(before, **settings) as harness:
+        harness.push([(1, n, f"{n}") for n in range(5)])
+        harness.end_batch()
+        harness.push([(1, 0, "0")], kind="-D")
+        harness.end_batch()
+    with pytest.raises(StateDeclarationError, match="left_unique was") as refused:
+        join_of(after, **settings)
+    assert "accept-change" not in str(refused.value)
+    change_operator(str(tmp_path), "operator", AcceptChange())
+    with pytest.raises(
+        StateDeclarationError, match="accepted for the changed program, but the changed operator keeps other"
+    ):
+        join_of(after, **settings)
+    with join_of(before, **settings) as undone:
+        undone.push([(1, 1, "1")], kind="-D")
+        undone.push([(1, "one")], 1)
+        assert len(net(undone.end_batch())) == 3
 
 
 def test_a_column_may_have_the_name_of_the_counts(

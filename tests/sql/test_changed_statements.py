@@ -10,10 +10,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+from typer.testing import CliRunner
 
-from asyncstate.errors import SqlError
+from asyncstate.cli.app import app
+from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark import StreamingJob
+from asyncstate.sql import ir
+from asyncstate.sql.job import JobSql
+from asyncstate.storage import LocalFiles
 from asyncstate.testing import PipelineHarness, PipelineSource, net
 from tests.sql.random_changes import Program
 from tests.sql.tables import NEEDS_COMPILER
@@ -240,3 +245,49 @@ def test_the_state_of_a_job_goes_with_the_first_commit(spark: SparkSession, tmp_
     assert ran(highest, 3, "start-anew") == [(1, 3, "+I")]  # also of the row that the refused job left
     assert list(Inspection(str(tmp_path / "state")).manifest().operators) == ["a.group-1-v2"]
     assert ran(highest, 4) == [(1, 3, "-U"), (1, 4, "+U")]
+
+
+@pytest.mark.long
+def test_a_statement_returns_to_the_state_that_a_rollback_returns_to(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its operators had started anew since; what they have stored then is gone."""
+    place = str(tmp_path / "state")
+
+    def ran(text: str, number: int, changed: Any = None) -> list[tuple[Any, ...]]:
+        rows = spark.createDataFrame([(1, number)], "k long, v long").coalesce(1)
+        rows.write.mode("append").parquet(str(tmp_path / "in"))
+        return again(text, changed)
+
+    def again(text: str, changed: Any = None) -> list[tuple[Any, ...]]:
+        got: list[tuple[Any, ...]] = []
+        with StreamingJob(spark, place) as job:
+            job.source("t", spark.readStream.schema("k long, v long").parquet(str(tmp_path / "in")))
+            totals = job.sql(text, "a", changed=changed)
+            totals.to(lambda out, batch_id: got.extend(map(tuple, out.collect())), name="sink")
+            job.await_termination(job.start(trigger="availableNow"))
+        return got
+
+    summed, highest = (f"SELECT k, {one}(v) AS x FROM t GROUP BY k" for one in ("sum", "max"))
+    assert ran(summed, 5) == [(1, 5, "+I")]
+    assert ran(highest, 3, "start-anew") == [(1, 3, "+I")]
+    back = ["state", "rollback", place, "0", "--yes", "--spark-checkpoint", f"{place}-query"]
+    assert CliRunner().invoke(app, back).exit_code == 0
+    assert again(summed) == [(1, 5, "-U"), (1, 8, "+U")]
+    assert list(Inspection(place).manifest().operators) == ["a.group-1"]
+    assert ran(highest, 4, "start-anew") == [(1, 4, "+I")]
+    assert ran(highest, 6) == [(1, 4, "-U"), (1, 6, "+U")]
+    assert list(Inspection(place).manifest().operators) == ["a.group-1-v2"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": null}', "\x00"])
+def test_what_is_no_plan_is_not_passed_over(tmp_path: Path, text: str) -> None:
+    """Without the plan a changed statement would not be noticed. Files that no statement has are of others."""
+    files = LocalFiles(tmp_path)
+    files.put_bytes("sql/.notes", b"mine")
+    JobSql(None, files, None, None)  # type: ignore[arg-type]  # nothing is compiled
+    files.put_bytes("sql/a.json", text.replace("null", str(ir.FORMAT)).encode())
+    with pytest.raises(
+        CheckpointCorruptionError, match=r"sql/a\.json in the checkpoint is no compiled statement"
+    ):
+        JobSql(None, files, None, None)  # type: ignore[arg-type]

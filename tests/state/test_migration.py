@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from asyncstate import StateTtl
 from asyncstate.cli.app import app
 from asyncstate.errors import ConcurrentJobError, StateDeclarationError
+from asyncstate.offline import migration
 from asyncstate.offline.migration import (
     CastField,
     DropField,
@@ -22,7 +25,7 @@ from asyncstate.offline.migration import (
     RenameState,
     migrate,
 )
-from asyncstate.storage import Checkpoint, LocalFiles
+from asyncstate.storage import Checkpoint, LocalFiles, build_store
 from asyncstate.testing import OperatorHarness
 from tests.state.evolving import INPUTS, KEYS, KINDS, READ, Columns, Kinds
 
@@ -313,3 +316,48 @@ def test_texts_that_are_no_numbers_are_refused_and_fields_must_exist(tmp_path: P
         "drop-field", place, "operator", "items", "a", "--yes", code=2
     )
     migrate(place, "operator", "single", RenameState("text"))
+
+
+def test_one_partition_at_a_time_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk needs room for one, not for the whole state."""
+    with OperatorHarness(Kinds(pa.int64(), [1]), INPUTS, KEYS, folder=tmp_path, parallelism=4) as harness:
+        harness.push([(key, 0) for key in range(40)])
+        harness.end_batch()
+    before = []
+
+    def watched(*given: Any) -> Any:
+        before.append(list((tmp_path / "scratch").rglob("*.sst")))
+        return build_store(*given)
+
+    monkeypatch.setattr(migration, "build_store", watched)
+    place = str(tmp_path / "checkpoint")
+    migrate(place, "operator", "single", CastField("value", "int32"), local_dir=str(tmp_path / "scratch"))
+    assert before == [[]] * 4
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("was", "values", "now", "refused"),
+    [
+        (pa.decimal128(5, 2), [Decimal("7.00")], "int64", None),
+        (pa.decimal128(5, 2), [Decimal("7.00"), Decimal("7.50")], "int64", "is Decimal('7.50') for key k=1"),
+        (pa.date32(), [date(2024, 5, 6)], "string", None),
+        (pa.timestamp("us"), [0, 2**63 - 1], "string", "is '9223372036854775807 us' for key k=1"),
+        (pa.binary(), [b"1"], "int32", "'value' of binary cannot be cast to int32 and back"),
+        (pa.decimal128(20, -2), [Decimal("5E+2")], "string", "cannot be cast to string"),
+        (pa.string(), ["inf", "1.5"], "float64", None),
+        (pa.string(), ["1", "1e999"], "float64", "is '1e999' for key k=1"),
+    ],
+)
+def test_a_cast_keeps_each_value_or_says_which_one_it_cannot_keep(
+    was: pa.DataType, values: list[Any], now: str, refused: str | None, tmp_path: Path
+) -> None:
+    with OperatorHarness(Kinds(was, values), INPUTS, KEYS, folder=tmp_path) as harness:
+        harness.push([(at, at) for at in range(len(values))])
+        harness.end_batch()
+    place = str(tmp_path / "checkpoint")
+    arguments = ("cast-field", place, "operator", "single", "value", now, "--yes")
+    if refused is None:
+        assert f"version 0, {len(values)} entries written" in run(*arguments)
+    else:
+        assert refused in run(*arguments, code=2)

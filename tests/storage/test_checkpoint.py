@@ -585,3 +585,28 @@ def test_a_checkpoint_may_be_copied_to_another_place(tmp_path: Path, s3: S3Serve
     copy.checkpoint.claim("job")
     assert copy.checkpoint.latest() == manifest_before
     assert copy.content(manifest_before, 2) == job.content(manifest_before, 2)
+
+
+def test_a_version_that_was_written_again_is_no_reason_to_roll_back(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader meets this next to a running job: the version that it reads was replaced, and its files deleted."""
+    for batch_id in range(3):
+        checkpoint.commit(manifest(batch_id))
+    reader = Checkpoint(checkpoint.files)
+    before = stored_name(checkpoint.files, 2)
+    read = type(checkpoint.files).get_bytes
+
+    def replaced(files: CheckpointFiles, name: str, *part: int) -> bytes:
+        if name == before and before in checkpoint.files.list("manifests/"):
+            checkpoint.commit(manifest(2))
+            checkpoint.files.delete(before)
+        return read(files, name, *part)
+
+    monkeypatch.setattr(type(checkpoint.files), "get_bytes", replaced)
+    latest = reader.latest()
+    assert latest is not None
+    assert latest.batch_id == 2
+    assert reader.recovery_hint(2, "state/op/0/delta-0000000002-a.sst") == (
+        "Version 2 was written again meanwhile, without this file: read it again"
+    )

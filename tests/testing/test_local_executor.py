@@ -23,6 +23,7 @@ from asyncstate.offline.migration import RenameState, migrate
 from asyncstate.offline.operator_changes import (
     AcceptChange,
     AcceptSink,
+    DropOperator,
     OperatorChange,
     RenameOperator,
     change_operator,
@@ -231,3 +232,35 @@ def test_what_a_command_has_changed_is_not_repeated_over_the_version_before_it(
     _, found = micro_batch(tmp_path, 2, Visits("own"), now, async_enabled)
     assert [row["visits"] for row in found] == [3]
     micro_batch(tmp_path, 2, Visits("own"), now, async_enabled)  # the change is in its base
+
+
+def test_a_dropped_operator_does_not_return_because_a_micro_batch_is_repeated(
+    tmp_path: Path, async_enabled: bool
+) -> None:
+    """The program no longer has it."""
+    place = str(tmp_path / "state")
+    micro_batch(tmp_path, 0, Visits("own"), "visits", async_enabled, more=1)
+    change_operator(place, "visits", DropOperator())
+    driver, found = micro_batch(tmp_path, 1, Visits("own"), "others", async_enabled)
+    assert [row["visits"] for row in found] == [1]
+    assert driver.committed is not None
+    assert list(driver.committed.operators) == ["others"]
+
+
+def test_a_dropped_operator_begins_anew_where_a_micro_batch_is_repeated(
+    tmp_path: Path, async_enabled: bool
+) -> None:
+    """As the error says: the repeated micro-batch would begin with the state that it had before."""
+    place = str(tmp_path / "state")
+    micro_batch(tmp_path, 0, Visits("own"), "visits", async_enabled, more=1)
+    change_operator(place, "visits", DropOperator())
+    with pytest.raises(
+        JobError, match="repeats batch 1, .*rollback CHECKPOINT 0.*drop-operator CHECKPOINT visits"
+    ):
+        micro_batch(tmp_path, 1, Visits("own"), "visits", async_enabled)
+    checkpoint = Checkpoint(LocalFiles(tmp_path / "state"))
+    checkpoint.claim("job")
+    checkpoint.rollback(0)
+    change_operator(place, "visits", DropOperator())
+    _, found = micro_batch(tmp_path, 1, Visits("own"), "visits", async_enabled, more=1)
+    assert [row["visits"] for row in found] == [1, 2]

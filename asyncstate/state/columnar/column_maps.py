@@ -43,10 +43,11 @@ from asyncstate.state.ranges import (
     range_pages,
     remove_pages,
 )
+from asyncstate.state.versions import COMPUTED_KEY
 from asyncstate.state_backend import Page
 
-COMPUTED_KEY: Final = "computed key"
-"""The type text of a map whose user keys are computed of its rows."""
+BY_ROW: Final = "_by_row"
+"""What the name of such a map ends with if it has the long lists of the list columns whose name is before that."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,8 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
 
     A schema without fields makes a set of user keys. ``time_first``, ``fixed_fields``, ``ttl`` and ``belongs_to`` are
     as in ``ColumnStateDescriptor``; each entry expires separately. The user key of a stored state cannot change.
-    ``computed_key``: the user key is computed of the row, so that stored rows cannot be migrated.
+    ``computed_key``: of what columns of the row the user key is computed, in words. Such rows cannot be migrated, and
+    are not found by keys of other columns.
     Raises SchemaError for a user key of a type that cannot be a key.
     """
 
@@ -209,7 +211,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
     fixed_fields: bool = False
     ttl: Ttl = None
     belongs_to: BelongsTo | None = None
-    computed_key: bool = False
+    computed_key: str = ""
     kind: ClassVar[str] = "column-map"
 
     def __post_init__(self) -> None:
@@ -226,7 +228,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
 
     def type_texts(self) -> dict[str, str]:
         """User key, schema, layout and the time domain of the ttl."""
-        computed = {COMPUTED_KEY: "of the row"} if self.computed_key else {}
+        computed = {COMPUTED_KEY: self.computed_key} if self.computed_key else {}
         return {"key": schema_to_text(self.key_schema), **super().type_texts(), **computed}
 
     def _state(self, *bound: Any) -> ColumnMapState:
