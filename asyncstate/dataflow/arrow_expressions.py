@@ -366,6 +366,8 @@ def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
     if kind.is_type("decimal"):
         digits = [int(one.name) for one in kind.expressions]
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
+        if isinstance(inner, exp.Literal):
+            literal = inner.name
         value = _decimal(literal) if literal is not None else _value(inner, schema)
         return _as_type(value, _decimal_type(precision, scale))
     width = next((width for name, width in _INTEGERS.items() if kind.is_type(name)), None)

@@ -20,9 +20,10 @@ from asyncstate import (
     ValueStateDescriptor,
 )
 from asyncstate.changelog import Changelog
-from asyncstate.errors import OperatorError
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.operator import Operator, OutputSpec
 from asyncstate.testing import OperatorHarness
+from operators import Deduplicate
 
 SCHEMA = pa.schema([("k", pa.int64())])
 
@@ -95,3 +96,19 @@ def test_kinds_of_bundles_may_be_a_list(async_enabled: bool) -> None:
 def test_a_namespace_that_is_none_is_named(async_enabled: bool, namespace: Any, timer: bool) -> None:
     with pytest.raises(OperatorError, match=rf"key \(1,\).*namespace {namespace!r} is not an int64"):
         run(InNamespace(namespace, timer), async_enabled)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.list_(pa.string())], ids=str)
+def test_a_text_that_is_not_utf8_is_refused_before_it_is_stored(kind: Any, async_enabled: bool) -> None:
+    offset = pa.int64() if pa.types.is_large_string(kind) else pa.int32()
+    offsets = pa.array([0, 2, 4], offset).buffers()[1]
+    text = pa.large_string() if pa.types.is_large_string(kind) else pa.string()
+    wrong: Any = pa.Array.from_buffers(text, 2, [None, offsets, pa.py_buffer(b"\xff\xfeok")])
+    if pa.types.is_list(kind):
+        wrong = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), wrong)
+    schema = pa.schema([("k", pa.int64()), ("words", kind)])
+    refused = pytest.raises(SchemaError, match=r"column 'words' has a text .* make_valid_utf8\(words\)")
+    made = OperatorHarness(Deduplicate(time="processing"), schema, "k", async_enabled=async_enabled)
+    with made as harness, refused:
+        harness.push(pa.RecordBatch.from_arrays([pa.array([1, 2]), wrong], schema=schema))
+        harness.end_batch()

@@ -8,6 +8,7 @@ Must not import Spark or storage.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode, RowKind
+from asyncstate.codec.arrow_types import is_string_type
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import as_python, event_times, in_microseconds
 from asyncstate.errors import SchemaError
@@ -104,8 +106,9 @@ def joined(parts: Sequence[PreparedBatch]) -> PreparedBatch:
 
 
 def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
-    """Check the kinds, remove rows with a null event time, convert times."""
+    """Check texts and kinds, remove rows with a null event time, convert times."""
     batch = given.batch
+    _check_texts(uid, spec.name, batch)
     kinds = given.kinds if given.kinds is not None else np.zeros(batch.num_rows, np.int8)
     if not spec.changelog and kinds.any():
         found = ROW_KIND_TEXTS[kinds[kinds != 0][0]]
@@ -122,6 +125,25 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
         batch, kinds = batch.filter(valid), kinds[valid.to_numpy(zero_copy_only=False)]
         column = batch.column(spec.event_time)
     return PreparedBatch(batch, kinds, event_times(column), given.input_index, dropped)
+
+
+def _check_texts(uid: str, name: str, batch: pa.RecordBatch) -> None:
+    """Raises SchemaError for a text that is not UTF-8: once stored, it could not be read again."""
+    for column, field in zip(batch.columns, batch.schema, strict=True):
+        if _has_text(field.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise SchemaError(
+                    f"operator '{uid}': {name}: column '{field.name}' has a text that is not valid UTF-8; upstream, "
+                    f"repair it with make_valid_utf8({field.name}), or keep it as BINARY ({error})"
+                ) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_text(kind: pa.DataType) -> bool:
+    parts = [kind.field(at).type for at in range(kind.num_fields)]
+    return is_string_type(kind) or any(map(_has_text, parts))
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
