@@ -167,11 +167,11 @@ class MicroBatch(Generic[R]):
         self.sources: Mapping[str, WatermarkSource] | None = None
         """The sources of a graph that advance the watermark, by name; None in a function."""
         self.graph: GraphManifest | None = None
+        """The graph's entry for the manifest; None in a function."""
         self.dropped_since: Collection[str] = frozenset()
         """The uids whose state the version of this micro-batch, which is repeated, no longer has."""
         self.superseded: Collection[str] = frozenset()
         """The uids whose stored state the program drops."""
-        """The graph's entry for the manifest; None in a function."""
         self.event_times: dict[str, int | None] = {}
         """The highest event time of each source in ``sources``, microseconds; None if it has none."""
         self.observed: dict[str, Observed] = {}

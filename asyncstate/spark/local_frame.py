@@ -24,6 +24,7 @@ from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.dataflow.sql_text import columns_in, plain_column
 from asyncstate.driver.sent_columns import cast
+from asyncstate.errors import JobError
 from asyncstate.metrics import DROPPED, Observed
 from asyncstate.spark.compatibility import (
     arrow_schema,
@@ -73,7 +74,10 @@ class LocalFrame(ClassicDataFrame):
             if self._plan is None:
                 struct = local_rows(self._struct)
                 rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
-                self._plan = _created(self.sparkSession, rows, struct)._jdf
+                try:
+                    self._plan = _created(self.sparkSession, rows, struct)._jdf
+                except AttributeError as error:  # of a property, pyspark would say that there is no _jdf
+                    raise JobError(f"rows in the driver cannot be sent to Spark: {error}") from error
             return self._plan
 
     @_jdf.setter

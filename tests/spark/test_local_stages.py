@@ -26,7 +26,7 @@ from asyncstate.metrics import DROPPED
 from asyncstate.operator import InputSpec
 from asyncstate.partial_aggregation import PartialLimit
 from asyncstate.runtime import CommitRecord
-from asyncstate.spark import MicroBatch, StreamingJob, read_state
+from asyncstate.spark import MicroBatch, StreamingJob, local_frame, read_state
 from asyncstate.spark.local_frame import Collector, LocalFrame
 from asyncstate.spark.sinks import UpsertSink
 from asyncstate.spark.sinks.target import TargetChanges
@@ -873,3 +873,17 @@ def test_rows_that_are_marked_as_dropped_are_counted_here_as_in_spark(spark: Spa
     here = LocalFrame(times.toArrow().to_batches(), times.schema, spark)
     assert executor.highest(times, "t") == executor.highest(here, "t") == 2
     assert executor.highest(LocalFrame([], times.schema, spark), "t") is None
+
+
+@IN_DRIVER
+def test_why_rows_cannot_be_sent_to_spark_is_said(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise AttributeError("no serializer of points")
+
+    monkeypatch.setattr(local_frame, "_created", refuses)
+    rows = spark.range(3)
+    here = LocalFrame(rows.toArrow().to_batches(), rows.schema, spark)
+    with pytest.raises(JobError, match=r"cannot be sent to Spark: no serializer of points"):
+        here.where("id > 1")
