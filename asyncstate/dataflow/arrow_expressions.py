@@ -246,13 +246,19 @@ def _is_int_literal(node: Any) -> bool:
 
 def _pair(left: Any, right: Any, schema: pa.Schema) -> tuple[ArrowValue, ArrowValue]:
     """Two nodes as values of one type, by which Spark compares them."""
-    one, two = _value(left, schema), _value(right, schema)
-    if one.type != two.type:
-        kind = _common(one.type, two.type)
-        one, two = _as_type(one, kind), _as_type(two, kind)
+    one, two = _of_one_type([left, right], schema)
     if not _is_comparable(one.type):
         raise _NotTheSameError
     return one, two
+
+
+def _of_one_type(nodes: Sequence[Any], schema: pa.Schema) -> list[ArrowValue]:
+    """The values of nodes, as the type that has all of their values."""
+    values = [_value(node, schema) for node in nodes]
+    kind = values[0].type
+    for one in values[1:]:
+        kind = kind if one.type == kind else _common(kind, one.type)
+    return [_as_type(one, kind) for one in values]
 
 
 def _common(one: pa.DataType, two: pa.DataType) -> pa.DataType:
@@ -309,8 +315,10 @@ def _in(node: Any, schema: pa.Schema) -> ArrowValue:
     found = []
     for one in listed:
         literal = _value(one, schema)
-        fits = literal.type == value.type or (_is_int_literal(one) and pa.types.is_signed_integer(value.type))
-        if not fits or not isinstance(literal.of, partial) or literal.of.func is not _literal:
+        if not isinstance(literal.of, partial) or literal.of.func is not _literal:
+            raise _NotTheSameError
+        of_integer = _is_int_literal(one) and pa.types.is_signed_integer(value.type)
+        if literal.type != value.type and not of_integer and _common(value.type, literal.type) != value.type:
             raise _NotTheSameError
         found.append(literal.of.args[0].as_py())
     try:
@@ -401,19 +409,15 @@ def _case(node: Any, schema: pa.Schema) -> ArrowValue:
     if isinstance(node, exp.Case) and node.this is not None:
         raise _NotTheSameError
     conditions = _conditions([one.this for one in ifs], schema)
-    values = [_value(one.args["true"], schema) for one in ifs]
-    kind = values[0].type
-    last = _scalar(None, kind) if otherwise is None else _value(otherwise, schema)
-    if any(one.type != kind for one in [*values, last]):
-        raise _NotTheSameError
+    nodes = [one.args["true"] for one in ifs] + ([] if otherwise is None else [otherwise])
+    values = _of_one_type(nodes, schema)
+    last = _scalar(None, values[0].type) if otherwise is None else values.pop()
     cases = tuple((condition.of, value.of) for condition, value in zip(conditions, values, strict=True))
-    return ArrowValue(partial(_cases, cases, last.of), kind)
+    return ArrowValue(partial(_cases, cases, last.of), last.type)
 
 
 def _coalesce(node: Any, schema: pa.Schema) -> ArrowValue:
-    values = [_value(one, schema) for one in (node.this, *node.expressions)]
-    if any(one.type != values[0].type for one in values):
-        raise _NotTheSameError
+    values = _of_one_type([node.this, *node.expressions], schema)
     return _call("coalesce", *values, kind=values[0].type)
 
 

@@ -120,7 +120,13 @@ def condition(pick: random.Random, depth: int) -> str:
     if kind == 6:
         return f"({text(pick, depth)} {pick.choice(['', 'NOT '])}LIKE {pick.choice(PATTERNS)})"
     if kind == 7:
-        listed = {"name": "'a', 'ab', ''", "tiny": "1, -1, 0", "large": "0, 1", "day": "DATE '1970-01-02'"}
+        listed = {
+            "name": "'a', 'ab', ''",
+            "tiny": "1, -1, 0",
+            "large": "0, 1",
+            "price": "0.0, 1",
+            "day": "DATE '1970-01-02'",
+        }
         column = pick.choice(list(listed))
         return f"({column} {pick.choice(['', 'NOT '])}IN ({listed[column]}))"
     if kind == 8:
@@ -132,15 +138,22 @@ def condition(pick: random.Random, depth: int) -> str:
     return f"({condition(pick, depth - 1)} {pick.choice(['AND', 'OR'])} {condition(pick, depth - 1)})"
 
 
+def number(pick: random.Random, depth: int) -> str:
+    """An integer or a decimal."""
+    return pick.choice([exact, integer])(pick, depth)
+
+
 def expression(pick: random.Random) -> str:
     """An expression of any type."""
-    kind = pick.randrange(7)
+    kind = pick.randrange(8)
     made = {0: exact, 1: integer, 2: text, 3: condition}
     if kind in made:
         return made[kind](pick, 3)
     if kind == 4:
         return pick.choice(["ratio", "(ratio * ratio)", "(ratio - ratio)", "(single * single)", "(- ratio)"])
-    of = pick.choice([exact, integer, text, condition])
+    if kind == 7:
+        return f"coalesce({number(pick, 1)}, {number(pick, 1)}, {pick.choice(['0', number(pick, 1)])})"
+    of = pick.choice([exact, integer, number, text, condition])
     otherwise = pick.choice(["", f" ELSE {of(pick, 1)}"])
     if kind == 5:
         return (
