@@ -9,6 +9,7 @@ Source: the DataStream API of Flink, and Spark's names for row transformations.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operat
 if TYPE_CHECKING:
     from asyncstate.relational.chain import Frame, Grouped, Ordering, Over
 
+_QUOTED: Final = re.compile(r"`([^`]*)`")
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1])
 
 
@@ -469,5 +471,8 @@ def _selected_texts(node: Node) -> Sequence[str]:
 
 
 def _may_read(text: str, column: str) -> bool:
-    """Whether an expression may read the column: its name occurs in it, or may be written in another way."""
-    return "*" in text or not column.isidentifier() or column.lower() in text.lower()
+    """Whether an expression may read the column: its name occurs in it, or may be written in another way. To Spark, a
+    quoted name may be a pattern, if a setting says so."""
+    if "*" in text or not all(name.isidentifier() for name in _QUOTED.findall(text)):
+        return True
+    return not column.isidentifier() or column.lower() in text.lower()

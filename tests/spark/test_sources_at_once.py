@@ -363,3 +363,16 @@ def test_sources_with_too_many_rows_are_read_by_each_input(
     assert brought == [True, False, True, False]
     assert [one["joined"] for one in places] == [size <= 10 for size in sizes]
     assert all(one["s"] for one in places)
+
+
+@IN_DRIVER
+def test_columns_that_a_pattern_selects_are_brought(
+    spark: SparkSession, make_job: MakeJob, brought: list[bool]
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.parser.quotedRegexColumnNames", "true")
+    first, second = two_micro_batches(
+        session, in_driver(make_job, session), ["value + 1 as more"], lambda rows: rows.select("`k|m.re`")
+    )
+    assert brought == [True]
+    assert sorted(first) == sorted(second) == [(n, n + 1) for n in range(4)]
