@@ -125,17 +125,20 @@ def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
     above, origin = origin_of(rank.inputs[0]).columns, origin_of(below)
     names = {text: name for name, text in origin.columns.items()}
     key = [names.get(above[name]) for name in rank.key]
-    order = [replace(one, column=names.get(above[one.column], "")) for one in rank.order]
+    order = dict[str, ir.Order]()
+    for one in rank.order:  # several columns may be one there
+        column = names.get(above[one.column], "")
+        order.setdefault(column, replace(one, column=column))
     closes = isinstance(origin.rows, tuple) and origin.rows[0] == "WindowAggregate"
-    if not (closes and {*ir.WINDOW_COLUMNS[:2]} <= set(key) and all([*key, *(one.column for one in order)])):
+    if not (closes and {*ir.WINDOW_COLUMNS[:2]} <= set(key) and all([*key, *order])):
         return None
     more = rank.columns[len(rank.inputs[0].columns) :]
     found: ir.Node = replace(
         rank,
         inputs=(below,),
         columns=(*below.columns, *more),
-        key=tuple(str(name) for name in key if name not in ir.WINDOW_COLUMNS),
-        order=tuple(order),
+        key=tuple(dict.fromkeys(str(name) for name in key if name not in ir.WINDOW_COLUMNS)),
+        order=tuple(order.values()),
         windows=True,
     )
     for one in reversed(chain):

@@ -93,6 +93,10 @@ OF_WINDOWS: dict[str, tuple[str, str]] = {
         f"SELECT k, n, s, p FROM (SELECT *, row_number() OVER (PARTITION BY s, e ORDER BY n DESC, k) AS p FROM {COUNTS}) WHERE p <= 2 AND n < 4",
         f"SELECT k, n, s, row_number() OVER (PARTITION BY s ORDER BY n DESC, k NULLS FIRST) AS p FROM ({IN_DUCKDB}) QUALIFY p <= 2 AND n < 4",
     ),
+    "by one number twice": (
+        f"SELECT k, n, s FROM (SELECT *, row_number() OVER (PARTITION BY s, e, k, j ORDER BY n DESC, k, m) AS p FROM (SELECT *, n AS m, k AS j FROM {COUNTS})) WHERE p = 1",
+        f"SELECT k, n, s FROM ({IN_DUCKDB})",
+    ),
     "of keys": (
         f"SELECT k, n, s FROM (SELECT *, rank() OVER (PARTITION BY k, e, s ORDER BY n) AS p FROM {COUNTS}) WHERE p = 1",
         f"SELECT k, n, s FROM ({IN_DUCKDB})",
