@@ -126,9 +126,9 @@ def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
     names = {text: name for name, text in origin.columns.items()}
     key = [names.get(above[name]) for name in rank.key]
     order = dict[str, ir.Order]()
-    for one in rank.order:  # several columns may be one there
-        column = names.get(above[one.column], "")
-        order.setdefault(column, replace(one, column=column))
+    for by in rank.order:  # several columns may be one there
+        column = names.get(above[by.column], "")
+        order.setdefault(column, replace(by, column=column))
     closes = isinstance(origin.rows, tuple) and origin.rows[0] == "WindowAggregate"
     if not (closes and {*ir.WINDOW_COLUMNS[:2]} <= set(key) and all([*key, *order])):
         return None
