@@ -212,9 +212,9 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
             raise CheckpointCorruptionError(
                 f"checkpoint file {name} is missing ({error.filename})"
             ) from error
+        then = "a later commit tries again" if action == "delete" else "nothing was committed"
         raise CheckpointError(
-            f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions; "
-            f"nothing was committed"
+            f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions; {then}"
         ) from error
 
 

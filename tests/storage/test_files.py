@@ -184,6 +184,20 @@ def test_every_folder_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytes
     assert {str(files.root / name) for name in (".", "state", "state/op", "state/op/0")} <= synced
 
 
+def test_a_failed_deletion_does_not_say_that_a_commit_has_failed(
+    folder: LocalFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old files are deleted once the commit is done."""
+    folder.put_bytes("a", b"old")
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(CheckpointError, match=r"could not delete a .*; a later commit tries again$"):
+        folder.delete("a")
+
+
 def test_failed_write_leaves_nothing_and_says_what_to_do(
     folder: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
