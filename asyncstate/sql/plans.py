@@ -239,7 +239,8 @@ class Reader:
         if lacking:
             return None
         self.notes.append(f"{fragment(plan) or kind_of(plan)} is computed once")
-        return Read(ir.Project.of(read.node, made), names)
+        node = ir.Project.of(read.node, made) if made else read.node  # or only their number is read
+        return Read(node, names)
 
     def _whole(self, plan: Any, is_cut: bool = False) -> Any:
         """The plan whose joins have all columns of their sides, so that those that differ only in what is read of them

@@ -283,3 +283,17 @@ def test_a_random_value_that_is_shown_twice_is_one(spark: SparkSession, async_en
     with PipelineHarness(made, {"t": INSERTIONS}, async_enabled=async_enabled) as harness:
         harness.push("t", [(n, n, 0, 0) for n in range(9)])
         assert all(x == y for _, x, y in harness.end_batch()["out"])
+
+
+def test_a_subplan_that_runs_once_may_be_read_for_its_number_of_rows(
+    spark: SparkSession, async_enabled: bool
+) -> None:
+    sql = (
+        "WITH w AS (SELECT a.id, 3 AS three FROM t AS a JOIN t AS b ON a.v = b.id WHERE a.n > b.n) SELECT x.id, "
+        "w.three FROM t AS x JOIN w ON x.v = w.three UNION ALL SELECT w.three, w.three FROM w"
+    )
+    flow = pipeline(spark, lambda context: context.run(sql, "w_and_t"))
+    with PipelineHarness(flow, {"t": UPSERTS}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 2, 9, None), (2, 3, 1, None), (4, 2, 5, None)])
+        found = harness.end_batch()["out"]
+    assert net(found) == {(3, 3): 2, (2, 3): 2}
