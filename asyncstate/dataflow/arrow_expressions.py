@@ -364,24 +364,23 @@ def _part_of_date(function: str, node: Any, schema: pa.Schema) -> ArrowValue:
 
 
 def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
-    kind, inner = node.to, node.this
+    kind, inner = node.to.this.name, node.this  # not is_type, which parses the name of a type each time
     literal = inner.this if isinstance(inner, exp.Literal) and inner.is_string else None
-    if kind.is_type("date") and literal is not None and _DATE.fullmatch(literal):
+    if kind == "DATE" and literal is not None and _DATE.fullmatch(literal):
         try:
             return _scalar(datetime.date.fromisoformat(literal), pa.date32())
         except ValueError as error:
             raise _NotTheSameError from error
-    if kind.is_type("decimal"):
-        digits = [int(one.name) for one in kind.expressions]
+    if kind == "DECIMAL":
+        digits = [int(one.name) for one in node.to.expressions]
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if isinstance(inner, exp.Literal):
             literal = inner.name
         value = _decimal(literal) if literal is not None else _value(inner, schema)
         return _as_type(value, _decimal_type(precision, scale))
-    width = next((width for name, width in _INTEGERS.items() if kind.is_type(name)), None)
-    if width is None:
+    if kind not in _INTEGERS:
         raise _NotTheSameError
-    return _as_type(_value(inner, schema), width)
+    return _as_type(_value(inner, schema), _INTEGERS[kind])
 
 
 def _arithmetic(node: Any, schema: pa.Schema) -> ArrowValue:
@@ -424,7 +423,7 @@ def _coalesce(node: Any, schema: pa.Schema) -> ArrowValue:
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DIGITS: Final = 38
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
-_INTEGERS: Final = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
+_INTEGERS: Final = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "INT": pa.int32(), "BIGINT": pa.int64()}
 _ARITHMETIC: Final[Mapping[type[Any], str]] = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}
 _OTHER_PARTS: Final[Mapping[type[Any], tuple[str, ...]]] = {
     exp.Literal: ("is_string",),
