@@ -8,7 +8,6 @@ a message.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncstate.cli.output import print_rows
 from asyncstate.cli.script import Script, ScriptOption, TableDeclaration
 from asyncstate.errors import AsyncStateError, SqlError
+from asyncstate.offline.json_text import number
 from asyncstate.spark.kafka.client_options import is_secret
 from asyncstate.spark.sinks import (
     AppendSink,
@@ -455,9 +455,9 @@ class ConsoleSink:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Spark as JSON has it, as far as it differs: see ``offline.json_text``."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    """A value of a Spark row as ``offline.json_text`` shows those of a state: NaN by its name, structs and maps."""
+    if isinstance(value, float):
+        return number(value)
     if isinstance(value, tuple) and hasattr(value, "__fields__"):  # a struct
         return dict(zip(value.__fields__, map(_plain, value), strict=True))
     if isinstance(value, list):

@@ -1,6 +1,7 @@
 """Spark SQL expressions as Arrow functions, where both give the same answer for every row.
 
-Owns: ``arrow_value``, ``arrow_condition``, and ``projection``, the columns that a selection makes.
+Owns: ``arrow_value``, ``arrow_condition``, ``projection``, the columns that a selection makes, and
+``may_be_other_columns``.
 Invariant: what is not certain to give Spark's answer, of Spark's type, is None, and so is what can fail for some row.
 Supported are columns, literals, conditions of values of one type, AND, OR, NOT, IN, LIKE, CASE, IF, COALESCE, sums and
 products of decimals and of floats, casts that fit all values, and a few functions of texts and dates. Not supported are
@@ -83,6 +84,12 @@ def projection(
     found += [_made(text, name, schema) for name, text in named.items()]
     made = [one for one in found if one is not None]
     return tuple(made) if len(made) == len(found) == len({one.name for one in made}) else None
+
+
+def may_be_other_columns(named: Mapping[str, Any], schema: pa.Schema) -> bool:
+    """Whether ``with_columns`` has a name that is a column with other letters, which Spark would replace."""
+    own = {name.lower(): name for name in schema.names}
+    return any(own.get(name.lower(), name) != name for name in named)
 
 
 def _made(text: Any, name: str | None, schema: pa.Schema) -> MadeColumn | None:

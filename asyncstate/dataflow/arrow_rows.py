@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.dataflow.arrow_expressions import arrow_condition, projection
+from asyncstate.dataflow.arrow_expressions import arrow_condition, may_be_other_columns, projection
 from asyncstate.dataflow.nodes import Transform, array_of
 
 
@@ -30,9 +30,8 @@ def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.
             return None
         return rows.select([name for name in rows.schema.names if name not in node.expressions])
     if node.kind == "with_columns":
-        own = {name.lower(): name for name in rows.schema.names}
-        if any(own.get(name.lower(), name) != name for name in node.named):
-            return None  # to Spark it is the column with other letters
+        if may_be_other_columns(node.named, rows.schema):
+            return None
         made = _columns((), node.named, rows)
         return None if made is None else _batch({**_all(rows), **made})
     if node.kind == "select":

@@ -211,7 +211,7 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
         replaced = {name.lower() for name in node.named}
         passed = {name: (name,) for name in names if name.lower() not in replaced}
         makes_kinds = ROW_KIND_COLUMN in node.named
-    for old, new in _plain(node, columns):
+    for old, new in passed_columns(node, columns):
         if new == ROW_KIND_COLUMN:
             makes_kinds |= old != ROW_KIND_COLUMN
         elif old in names:
@@ -235,9 +235,9 @@ def _generated(node: Transform, given: Changelog) -> Changelog:
     return given.with_keys(())
 
 
-def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs (column, name after the selection) of the columns that pass unchanged; ("", name) for a computed
-    value."""
+def passed_columns(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs (column, name after the selection) of the columns that a ``select`` or ``with_columns`` names and passes
+    unchanged; ("", name) for a computed value."""
     found: list[tuple[str, str]] = []
     for one in node.expressions if node.kind != "with_columns" else ():
         star = parsed_sql(one)

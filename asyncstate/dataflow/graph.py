@@ -132,7 +132,8 @@ class Dataflow:
             readers = [node for node in self.nodes if source in node.inputs]
             texts = [text for node in readers for text in _selected_texts(node)]
             own, every = {ROW_KIND_COLUMN, DROPPED, source.times.event_time}, columns[source.name]
-            names = [name for name in every if name in own or any(_may_read(text, name) for text in texts)]
+            every_one = any(map(_may_read_all, texts))
+            names = [name for name in every if name in own or every_one or _may_read(texts, name)]
             if names or readers:
                 found[source.name] = names or list(every[:1])  # also if only the number of rows is read
         return found
@@ -470,9 +471,11 @@ def _selected_texts(node: Node) -> Sequence[str]:
     return texts if is_known and all(isinstance(one, str) for one in texts) else ["*"]
 
 
-def _may_read(text: str, column: str) -> bool:
-    """Whether an expression may read the column: its name occurs in it, or may be written in another way. To Spark, a
-    quoted name may be a pattern, if a setting says so."""
-    if "*" in text or not all(name.isidentifier() for name in _QUOTED.findall(text)):
-        return True
-    return not column.isidentifier() or column.lower() in text.lower()
+def _may_read_all(text: str) -> bool:
+    """Whether an expression may read columns without their names. A setting makes quoted names patterns of Spark."""
+    return "*" in text or not all(name.isidentifier() for name in _QUOTED.findall(text))
+
+
+def _may_read(texts: Sequence[str], column: str) -> bool:
+    """Whether expressions may read the column: its name occurs in one, or may be written in another way."""
+    return bool(texts) and (not column.isidentifier() or any(column.lower() in one.lower() for one in texts))

@@ -16,7 +16,12 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Apply, Dataflow, Node, Output, Transform
-from asyncstate.dataflow.arrow_expressions import MadeColumn, arrow_condition, projection
+from asyncstate.dataflow.arrow_expressions import (
+    MadeColumn,
+    arrow_condition,
+    may_be_other_columns,
+    projection,
+)
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.driver.executor import R
 from asyncstate.driver.micro_batch import MicroBatch
@@ -169,7 +174,7 @@ def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:
         count = sum(last in other.inputs for other in flow.nodes if not isinstance(other, Output))
         return f"the rows of '{last.name}' have {count} readers" if count > 1 else ""
     if isinstance(following, Transform):
-        return f"Arrow does not compute '{following.text}' as Spark does, or not of all values"
+        return f"'{following.text}' is left to Spark, since Arrow may give another result"
     return ""
 
 
@@ -192,10 +197,7 @@ def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] |
             [_passed(one, schema) for one in schema.names if one not in node.expressions], schema
         )
     if node.kind == "with_columns":
-        own = {name.lower(): name for name in schema.names}
-        if any(own.get(name.lower(), name) != name for name in node.named):
-            return None  # to Spark it is the column with other letters
-        made = projection((), node.named, schema)
+        made = None if may_be_other_columns(node.named, schema) else projection((), node.named, schema)
         if made is None:
             return None
         columns = {name: _passed(name, schema) for name in schema.names} | {one.name: one for one in made}

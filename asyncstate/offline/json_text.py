@@ -1,8 +1,9 @@
 """Values of state as JSON, for readers that show states of different types side by side.
 
-Owns: ``json_texts``, ``json_text``, ``plain``, ``plain_values`` and ``time_unit``. Invariant: equal values give equal
-text, different ones of a column different text. Decimals, times, NaN and infinities are strings, bytes are base64, maps
-are lists of pairs, and a time beyond the years 1 to 9999 is the stored number, with its unit: "9223372036854775807 us".
+Owns: ``json_texts``, ``json_text``, ``plain``, ``plain_values``, ``number`` and ``time_unit``.
+Invariant: equal values give equal text, different ones of a column different text. Decimals, times, NaN and infinities
+are strings, bytes are base64, maps are lists of pairs, and a time beyond the years 1 to 9999 is the stored number, with
+its unit: "9223372036854775807 us".
 Must not import storage, execution, operators or Spark.
 """
 
@@ -53,7 +54,7 @@ def plain_values(column: pa.Array) -> list[Any]:
         valid = column.is_valid().to_pylist()
         return [value if there else None for value, there in zip(_nested(column), valid, strict=True)]
     if pa.types.is_floating(kind):
-        return [_number(value) for value in column.to_pylist()]
+        return [number(value) for value in column.to_pylist()]
     return [_time(value) for value in column]
 
 
@@ -77,7 +78,8 @@ def _has_more_than_json(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _number(value: float | None) -> float | str | None:
+def number(value: float | None) -> float | str | None:
+    """A float as JSON has it, or its name."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -22,6 +22,7 @@ from pyspark.sql.types import StringType, StructField, StructType, UserDefinedTy
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
+from asyncstate.dataflow.changelog_inference import passed_columns
 from asyncstate.dataflow.sql_text import columns_in, plain_column
 from asyncstate.driver.sent_columns import cast
 from asyncstate.errors import JobError
@@ -107,8 +108,7 @@ class LocalFrame(ClassicDataFrame):
     @property
     def table(self) -> pa.Table:
         """All rows."""
-        schema = arrow_schema(self._struct)
-        return pa.Table.from_batches([_as(batch, schema) for batch in self.batches], schema)
+        return pa.Table.from_batches(in_utc(self.batches, self._struct), arrow_schema(self._struct))
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -194,12 +194,12 @@ def _compares_bytes(node: Transform, struct: StructType) -> bool:
 def _unchanged(node: Transform, struct: StructType) -> dict[str, StructField]:
     """The columns that ``node`` takes over as they are, by their new names."""
     before = {field.name: field for field in struct}
-    passed = {} if node.kind == "select" else {name: name for name in before if name not in node.named}
-    plain = [*map(plain_column, node.expressions)] if node.kind == "select" else []
-    plain += [(plain_column(one)[0], name) for name, one in node.named.items()]
-    passed |= {name: column for column, name in plain if column}
-    if ROW_KIND_COLUMN in before and node.kind == "select":
-        passed.setdefault(ROW_KIND_COLUMN, ROW_KIND_COLUMN)
+    stays = (
+        [ROW_KIND_COLUMN] if node.kind == "select" else [name for name in before if name not in node.named]
+    )
+    passed = {name: name for name in stays}
+    if node.kind in ("select", "with_columns"):
+        passed |= {name: column for column, name in passed_columns(node, list(before))}
     return {
         name: StructField(name, field.dataType, field.nullable, field.metadata)
         for name, column in passed.items()

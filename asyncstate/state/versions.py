@@ -22,8 +22,6 @@ COLUMN_TYPE: Final = "column type"
 """Compatibility tag of a state that stores only hashes of a column: no migration converts them to another type."""
 COMPUTED_KEY: Final = "computed key"
 """The type text of a map whose user keys are computed of its rows, with the columns: no migration changes these."""
-_COMPUTED_OF_ANY: Final = "of the row"
-"""The text before the columns were named."""
 _VERSION: Final = "value version "
 _TYPES: Final = ("key", VALUE, "namespaced", "layout", "ttl", "order", "row", COLUMN_TYPE)
 """The texts that describe how a state is stored; any other text is a compatibility tag, and may begin with anything."""
@@ -95,8 +93,6 @@ def _differences(before: Texts, now: Texts, may_add: Collection[str] | None) -> 
     for part in sorted({*before, *now}):
         was, is_ = before.get(part), now.get(part)
         if was == is_ or (was is None and part not in _TYPES):
-            continue
-        if part == COMPUTED_KEY and was == _COMPUTED_OF_ANY:
             continue
         if part == "ttl":  # the duration and the other options are not stored and may differ
             yield f"it is declared with {_ttl_text(is_)} but the checkpoint has {_ttl_text(was)}", ""

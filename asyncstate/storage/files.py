@@ -160,7 +160,7 @@ class LocalFiles(CheckpointFiles):
     def delete(self, name: str) -> None:
         """Unlink a file, and the folders that are empty without it."""
         path = self._path(name)
-        with _explained("delete", name):
+        with _explained("delete", name, then="; a later commit tries again"):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # usually a folder that is not empty
             for folder in path.parents:
@@ -188,7 +188,7 @@ class LocalFiles(CheckpointFiles):
     def _written(self, name: str) -> Iterator[BinaryIO]:
         """An empty file, which gets its name when the block has written it; both are synced to the disk."""
         path = self._path(name)
-        with _explained("write", name, missing_is_damage=False):
+        with _explained("write", name, missing_is_damage=False, then="; nothing was committed"):
             file = _new_temporary(path.parent)
             try:
                 with file:
@@ -204,7 +204,8 @@ class LocalFiles(CheckpointFiles):
 
 
 @contextlib.contextmanager
-def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterator[None]:
+def _explained(action: str, name: str, missing_is_damage: bool = True, then: str = "") -> Iterator[None]:
+    """Errors of the disk as those of a checkpoint; ``then``: what becomes of a commit."""
     try:
         yield
     except OSError as error:
@@ -212,9 +213,8 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
             raise CheckpointCorruptionError(
                 f"checkpoint file {name} is missing ({error.filename})"
             ) from error
-        then = "a later commit tries again" if action == "delete" else "nothing was committed"
         raise CheckpointError(
-            f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions; {then}"
+            f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions{then}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,19 +226,25 @@ def test_another_body_of_a_sql_function_is_another_plan(spark: SparkSession, pro
             spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
 
 
+def ran_job(
+    spark: SparkSession, folder: Path, text: str, number: int | None, changed: Any = None
+) -> list[tuple[Any, ...]]:
+    """What a job emits of the statement ``a`` for one more row with this number; None: for no more."""
+    if number is not None:
+        rows = spark.createDataFrame([(1, number)], "k long, v long").coalesce(1)
+        rows.write.mode("append").parquet(str(folder / "in"))
+    got: list[tuple[Any, ...]] = []
+    with StreamingJob(spark, str(folder / "state")) as job:
+        job.source("t", spark.readStream.schema("k long, v long").parquet(str(folder / "in")))
+        totals = job.sql(text, "a", changed=changed)
+        totals.to(lambda out, batch_id: got.extend(map(tuple, out.collect())), name="sink")
+        job.await_termination(job.start(trigger="availableNow"))
+    return got
+
+
 @pytest.mark.long
 def test_the_state_of_a_job_goes_with_the_first_commit(spark: SparkSession, tmp_path: Path) -> None:
-    def ran(text: str, number: int, changed: Any = None) -> list[tuple[Any, ...]]:
-        rows = spark.createDataFrame([(1, number)], "k long, v long").coalesce(1)
-        rows.write.mode("append").parquet(str(tmp_path / "in"))
-        got: list[tuple[Any, ...]] = []
-        with StreamingJob(spark, str(tmp_path / "state")) as job:
-            job.source("t", spark.readStream.schema("k long, v long").parquet(str(tmp_path / "in")))
-            totals = job.sql(text, "a", changed=changed)
-            totals.to(lambda out, batch_id: got.extend(map(tuple, out.collect())), name="sink")
-            job.await_termination(job.start(trigger="availableNow"))
-        return got
-
+    ran = functools.partial(ran_job, spark, tmp_path)
     summed, highest = (f"SELECT k, {one}(v) AS x FROM t GROUP BY k" for one in ("sum", "max"))
     assert ran(summed, 5) == [(1, 5, "+I")]
     with pytest.raises(SqlError, match="a.group-1: was Aggregate"):
@@ -254,26 +261,13 @@ def test_a_statement_returns_to_the_state_that_a_rollback_returns_to(
     """Its operators had started anew since; what they have stored then is gone."""
     place = str(tmp_path / "state")
 
-    def ran(text: str, number: int, changed: Any = None) -> list[tuple[Any, ...]]:
-        rows = spark.createDataFrame([(1, number)], "k long, v long").coalesce(1)
-        rows.write.mode("append").parquet(str(tmp_path / "in"))
-        return again(text, changed)
-
-    def again(text: str, changed: Any = None) -> list[tuple[Any, ...]]:
-        got: list[tuple[Any, ...]] = []
-        with StreamingJob(spark, place) as job:
-            job.source("t", spark.readStream.schema("k long, v long").parquet(str(tmp_path / "in")))
-            totals = job.sql(text, "a", changed=changed)
-            totals.to(lambda out, batch_id: got.extend(map(tuple, out.collect())), name="sink")
-            job.await_termination(job.start(trigger="availableNow"))
-        return got
-
+    ran = functools.partial(ran_job, spark, tmp_path)
     summed, highest = (f"SELECT k, {one}(v) AS x FROM t GROUP BY k" for one in ("sum", "max"))
     assert ran(summed, 5) == [(1, 5, "+I")]
     assert ran(highest, 3, "start-anew") == [(1, 3, "+I")]
     back = ["state", "rollback", place, "0", "--yes", "--spark-checkpoint", f"{place}-query"]
     assert CliRunner().invoke(app, back).exit_code == 0
-    assert again(summed) == [(1, 5, "-U"), (1, 8, "+U")]
+    assert ran(summed, None) == [(1, 5, "-U"), (1, 8, "+U")]
     assert list(Inspection(place).manifest().operators) == ["a.group-1"]
     assert ran(highest, 4, "start-anew") == [(1, 4, "+I")]
     assert ran(highest, 6) == [(1, 4, "-U"), (1, 6, "+U")]

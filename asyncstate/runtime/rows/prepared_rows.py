@@ -136,7 +136,7 @@ def _check_texts(uid: str, name: str, batch: pa.RecordBatch) -> None:
             except pa.ArrowInvalid as error:
                 raise SchemaError(
                     f"operator '{uid}': {name}: column '{field.name}' has a text that is not valid UTF-8; upstream, "
-                    f"repair it with make_valid_utf8({field.name}), or keep it as BINARY ({error})"
+                    f"repair it with make_valid_utf8({field.name}) of Spark 4, or keep it as BINARY ({error})"
                 ) from error
 
 
