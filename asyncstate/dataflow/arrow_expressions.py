@@ -152,6 +152,10 @@ def _value(node: Any, schema: pa.Schema) -> ArrowValue:
     given = {name for name, part in node.args.items() if part}
     if read is None or not given <= {"this", "expression", *_OTHER_PARTS.get(type(node), ())}:
         raise _NotTheSameError
+    if isinstance(node, _PREDICATES) and any(
+        isinstance(part, (*_PREDICATES, exp.Not)) for part in node.iter_expressions()
+    ):
+        raise _NotTheSameError  # Spark reads ``a = b < c`` from the left: all comparisons have one precedence
     return read(node, schema)
 
 
@@ -188,7 +192,7 @@ def _scalar(value: Any, kind: pa.DataType) -> ArrowValue:
 
 
 def _number(text: str) -> ArrowValue:
-    if text.lstrip("-").isdecimal():
+    if text.removeprefix("-").isdecimal():
         number = int(text)
         return _scalar(number, pa.int32() if -(2**31) <= number < 2**31 else pa.int64())
     return _decimal(text)
@@ -196,7 +200,7 @@ def _number(text: str) -> ArrowValue:
 
 def _decimal(text: str) -> ArrowValue:
     """A decimal literal: ``1.50`` is a DECIMAL(3,2), and ``0.05`` a DECIMAL(2,2)."""
-    if not text.lstrip("-").replace(".", "", 1).isdecimal():
+    if not text.removeprefix("-").replace(".", "", 1).isdecimal():
         raise _NotTheSameError
     number = decimal.Decimal(text)
     _, digits, exponent = number.as_tuple()
@@ -249,6 +253,14 @@ def _is(node: Any, schema: pa.Schema) -> ArrowValue:
 def _is_int_literal(node: Any) -> bool:
     inner = node.this if isinstance(node, exp.Neg) else node
     return isinstance(inner, exp.Literal) and inner.is_int and not inner.is_string
+
+
+def _may_be_literal(node: Any) -> bool:
+    """Whether the node may be a literal of Spark: also in brackets, and with a suffix such as ``2L``, which sqlglot
+    reads as a cast."""
+    inner = node.unnest()
+    inner = inner.this if isinstance(inner, exp.Neg | exp.Cast) else inner
+    return isinstance(inner, exp.Literal)
 
 
 def _pair(left: Any, right: Any, schema: pa.Schema) -> tuple[ArrowValue, ArrowValue]:
@@ -382,6 +394,8 @@ def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
         digits = [int(one.name) for one in node.to.expressions]
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if isinstance(inner, exp.Literal):
+            if not (digits or inner.is_string):
+                raise _NotTheSameError  # perhaps 5BD, whose type follows from its digits
             literal = inner.name
         value = _decimal(literal) if literal is not None else _value(inner, schema)
         return _as_type(value, _decimal_type(precision, scale))
@@ -395,8 +409,10 @@ def _arithmetic(node: Any, schema: pa.Schema) -> ArrowValue:
     one, two = _value(node.left, schema), _value(node.right, schema)
     if one.type == two.type and pa.types.is_floating(one.type):
         return _call(function, one, two, kind=one.type)
-    decimals = (pa.types.is_decimal128(one.type), pa.types.is_decimal128(two.type))
-    if not any(decimals) or _is_int_literal(node.left) or _is_int_literal(node.right):
+    others = [
+        side for side, value in ((node.left, one), (node.right, two)) if not pa.types.is_decimal128(value.type)
+    ]
+    if len(others) == 2 or any(map(_may_be_literal, others)):
         raise _NotTheSameError  # the type of an integer literal follows a setting
     (p1, s1), (p2, s2) = _digits(one.type), _digits(two.type)
     one, two = _as_type(one, pa.decimal128(p1, s1)), _as_type(two, pa.decimal128(p2, s2))
@@ -432,6 +448,10 @@ _DIGITS: Final = 38
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
 _INTEGERS: Final = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "INT": pa.int32(), "BIGINT": pa.int64()}
 _ARITHMETIC: Final[Mapping[type[Any], str]] = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}
+_PREDICATES: Final = (
+    *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ),
+    *(exp.Is, exp.In, exp.Between, exp.Like),
+)
 _OTHER_PARTS: Final[Mapping[type[Any], tuple[str, ...]]] = {
     exp.Literal: ("is_string",),
     exp.Between: ("low", "high"),

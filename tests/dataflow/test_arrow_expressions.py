@@ -102,6 +102,11 @@ def test_it_keeps_the_rows_that_duckdb_keeps(rows: list[Any], text: str) -> None
         "a IN (SELECT 1)",
         "a IN (1, NULL)",
         "a IN (b)",
+        "flag = a < b",  # to Spark it is (flag = a) < b
+        "flag = text LIKE 'a%'",
+        "flag != a BETWEEN 1 AND 2",
+        "flag <=> a IN (1, 2)",
+        "flag = a NOT IN (1, 2)",
         "max(a) > 1",
         "CASE a WHEN 1 THEN true END",
         "IF(a > 1, 1, 'a') = 1",
@@ -120,6 +125,12 @@ def test_what_is_left_to_spark(text: str) -> None:
         "a * 2",
         "a * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5",  # over 38 digits
         "2 * 1.5",  # as a setting says, 2 has one digit or ten
+        "(2) * 1.5",
+        "2L * 1.5",
+        "1.5 + 2L",
+        "5BD",  # of one digit
+        "coalesce(1.5, 5BD)",
+        "CAST('--1' AS DECIMAL(5, 2))",
         "ratio / 2",
         "CAST(ratio AS DECIMAL(10, 2))",
         "CAST(a AS INT)",

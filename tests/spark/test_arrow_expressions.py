@@ -65,13 +65,14 @@ def exact(pick: random.Random, depth: int) -> str:
     """A decimal."""
     kind = pick.randrange(7 if depth else 3)
     if kind < 3:
-        literals = ["1.5", "0.05", "-2.00", "CAST(1BD AS DECIMAL(1,0))", "100.00BD"]
+        literals = ["1.5", "0.05", "-2.00", "CAST(1BD AS DECIMAL(1,0))", "100.00BD", "5BD"]
         return pick.choice(["price", "rate", "wide", pick.choice(literals)])
     if kind == 3:
         return f"CAST({pick.choice(['tiny', 'small', 'number', 'large', '7', 'price'])} AS DECIMAL(24,3))"
     if kind == 4:
         return f"(- {exact(pick, depth - 1)})"
-    sides = [exact(pick, depth - 1), pick.choice([exact(pick, depth - 1), "number", "tiny"])]
+    others = [exact(pick, depth - 1), "number", "tiny", pick.choice(["2L", "(3)", "CAST(4 AS BIGINT)"])]
+    sides = [exact(pick, depth - 1), pick.choice(others)]
     pick.shuffle(sides)
     return f"({sides[0]} {pick.choice('+-*')} {sides[1]})"
 
@@ -130,7 +131,8 @@ def condition(pick: random.Random, depth: int) -> str:
         column = pick.choice(list(listed))
         return f"({column} {pick.choice(['', 'NOT '])}IN ({listed[column]}))"
     if kind == 8:
-        return pick.choice(["flag", "true", "(flag IS NULL)", f"({pick.choice(list(COLUMNS))} IS NOT NULL)"])
+        column = pick.choice(list(COLUMNS))
+        return pick.choice(["flag", "true", "(flag IS NULL)", f"({column} IS NOT NULL)", "(flag = flag < flag)"])
     if kind == 9:
         return f"(NOT {condition(pick, depth - 1)})"
     if kind == 10:
