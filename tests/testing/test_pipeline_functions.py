@@ -222,3 +222,18 @@ def test_a_session_that_is_too_old_for_functions_of_dataframes_is_refused() -> N
         JobError, match="on Spark 4.0 or newer, and this session is of Spark 3.5.8; use SQL text"
     ):
         PipelineHarness(flow, {"events": EVENTS}, spark=session)
+
+
+def test_a_function_of_columns_has_the_type_that_it_has_of_no_rows() -> None:
+    """Spark has to know the type before there are rows, so a job fails, too."""
+
+    def flow(events: Stream) -> None:
+        halved = events.select(
+            "id", half=lambda batch: batch["us"].cast(pa.float64() if batch.num_rows else pa.int64())
+        )
+        halved.to(print, name="out")
+
+    with PipelineHarness(flow, {"events": EVENTS}) as harness:
+        harness.push("events", [(1, 5, None)])
+        with pytest.raises(SchemaError, match="'half' returned double, but int64 was expected"):
+            harness.end_batch()
