@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlglot
@@ -138,6 +139,15 @@ def _cases(
     for condition, value in reversed(cases):
         found = pc.if_else(pc.coalesce(condition(rows), False), value(rows), found)
     return found
+
+
+def _calendar(unit: str, dates: ArrowValue, rows: pa.RecordBatch) -> Any:
+    """The year or the month ("Y", "M") of dates. Arrow's own function has years of 16 bits."""
+    days = dates.column(rows)
+    numbers = days.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype("datetime64[D]")
+    found = numbers.astype(f"datetime64[{unit}]").astype(np.int64)  # since 1970
+    found = found + 1970 if unit == "Y" else found % 12 + 1
+    return pa.array(found.astype(np.int32), mask=days.is_null().to_numpy(zero_copy_only=False))
 
 
 def _call(function: str, *arguments: ArrowValue, kind: pa.DataType, options: Any = None) -> ArrowValue:
@@ -374,12 +384,12 @@ def _substring(node: Any, schema: pa.Schema) -> ArrowValue:
     return _call("utf8_slice_codeunits", _text(node.this, schema), kind=pa.string(), options=options)
 
 
-def _part_of_date(function: str, node: Any, schema: pa.Schema) -> ArrowValue:
+def _part_of_date(unit: str, node: Any, schema: pa.Schema) -> ArrowValue:
     inner = node.this.this if isinstance(node.this, exp.TsOrDsToDate) else node.this
     value = _value(inner, schema)
     if not pa.types.is_date32(value.type):
         raise _NotTheSameError
-    return ArrowValue(partial(_cast, _call(function, value, kind=pa.int64()).of, pa.int32()), pa.int32())
+    return ArrowValue(partial(_calendar, unit, value), pa.int32())
 
 
 def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
@@ -489,8 +499,8 @@ _NODES: Final[Mapping[type[Any], Callable[[Any, pa.Schema], ArrowValue]]] = {
     exp.Contains: partial(_matched, "match_substring"),
     exp.Like: partial(_matched, "match_like"),
     exp.Substring: _substring,
-    exp.Year: partial(_part_of_date, "year"),
-    exp.Month: partial(_part_of_date, "month"),
+    exp.Year: partial(_part_of_date, "Y"),
+    exp.Month: partial(_part_of_date, "M"),
     exp.Cast: _converted,
     exp.TryCast: _converted,
     exp.Add: _arithmetic,

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from asyncstate.dataflow.arrow_expressions import arrow_value
@@ -191,3 +192,19 @@ def test_arrow_and_spark_agree(spark: SparkSession, seed: int) -> None:
         pairs = zip(map(shown, made.to_pylist()), map(shown, wanted.to_pylist()), rows, strict=True)
         wrong += [(candidate, one, two, row) for one, two, row in pairs if one != two][:1]
     assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_years_and_months_of_all_dates(spark: SparkSession) -> None:
+    """Also of those that Python does not have."""
+    pick = random.Random(7)
+    days = [-(2**31), 2**31 - 1, 11_000_000, -12_700_000, 2_932_896, -719_529, 0, -1, None]
+    days += [pick.randint(-(2**31), 2**31 - 1) for _ in range(50)]
+    numbers = pa.array(days, pa.int32())
+    rows = pa.RecordBatch.from_arrays([numbers.cast(pa.date32())], ["day"])[3:]
+    texts = ["year(day)", "month(day)", "year(DATE '1999-12-31')"]
+    found = [arrow_value(text, rows.schema) for text in texts]
+    made = [None if one is None else one.column(rows) for one in found]
+    frame = spark.createDataFrame(pa.table([numbers], ["number"])).coalesce(1)
+    dates = frame.selectExpr("date_from_unix_date(number) as day").selectExpr(*texts)
+    wanted = dates.toArrow().slice(3).combine_chunks()
+    assert made == [column.chunk(0) for column in wanted.columns]
