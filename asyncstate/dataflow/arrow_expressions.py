@@ -275,15 +275,24 @@ def _may_be_literal(node: Any) -> bool:
 
 def _pair(left: Any, right: Any, schema: pa.Schema) -> tuple[ArrowValue, ArrowValue]:
     """Two nodes as values of one type, by which Spark compares them."""
-    one, two = _of_one_type([left, right], schema)
+    one, two = _of_one_type([_compared_value(left, schema), _compared_value(right, schema)])
     if not _is_comparable(one.type):
         raise _NotTheSameError
     return one, two
 
 
-def _of_one_type(nodes: Sequence[Any], schema: pa.Schema) -> list[ArrowValue]:
-    """The values of nodes, as the type that has all of their values."""
-    values = [_value(node, schema) for node in nodes]
+def _compared_value(node: Any, schema: pa.Schema) -> ArrowValue:
+    """The value of a node. Of ``5BD`` the type may be another one than Spark's, which a comparison does not show."""
+    inner = node.unnest()
+    if isinstance(inner, exp.Cast) and inner.to.this.name == "DECIMAL" and not inner.to.expressions:
+        digits = inner.this.name if isinstance(inner.this, exp.Literal) and inner.this.is_int else ""
+        if 0 < len(digits) <= 10:  # as many as a DECIMAL has
+            return _decimal(digits)
+    return _value(node, schema)
+
+
+def _of_one_type(values: Sequence[ArrowValue]) -> list[ArrowValue]:
+    """The values, as the type that has all of them."""
     kind = values[0].type
     for one in values[1:]:
         kind = kind if one.type == kind else _common(kind, one.type)
@@ -442,14 +451,14 @@ def _case(node: Any, schema: pa.Schema) -> ArrowValue:
         raise _NotTheSameError
     conditions = _conditions([one.this for one in ifs], schema)
     nodes = [one.args["true"] for one in ifs] + ([] if otherwise is None else [otherwise])
-    values = _of_one_type(nodes, schema)
+    values = _of_one_type([_value(one, schema) for one in nodes])
     last = _scalar(None, values[0].type) if otherwise is None else values.pop()
     cases = tuple((condition.of, value.of) for condition, value in zip(conditions, values, strict=True))
     return ArrowValue(partial(_cases, cases, last.of), last.type)
 
 
 def _coalesce(node: Any, schema: pa.Schema) -> ArrowValue:
-    values = _of_one_type([node.this, *node.expressions], schema)
+    values = _of_one_type([_value(one, schema) for one in (node.this, *node.expressions)])
     return _call("coalesce", *values, kind=values[0].type)
 
 

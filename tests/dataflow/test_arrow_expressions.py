@@ -168,6 +168,17 @@ def test_a_literal_has_a_value_for_each_row() -> None:
     assert rows.filter(condition(rows)).num_rows == 3
 
 
+def test_a_decimal_with_a_suffix_is_compared() -> None:
+    """It may be a cast, which has other digits but the same value, if that fits."""
+    rows = batch_of([(number, 1, 1, "a", "b", True, 1, 1, 1.0) for number in (4, 5, 6)])
+    for text, expected in (("a > 5BD", [False, False, True]), ("a = (CAST(5 AS DECIMAL))", [False, True, False])):
+        condition = arrow_condition(text, SCHEMA)
+        assert condition is not None
+        assert condition(rows).to_pylist() == expected
+    assert arrow_condition("a > 12345678901BD", SCHEMA) is None
+    assert arrow_condition("a > 1.5BD", SCHEMA) is None
+
+
 def test_plain_columns() -> None:
     found = projection(["a", "b AS c", "`text` as t"], {"d": "small"}, SCHEMA)
     assert found is not None
