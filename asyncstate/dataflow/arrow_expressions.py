@@ -114,8 +114,13 @@ def _literal(value: pa.Scalar, _: pa.RecordBatch) -> Any:
     return value
 
 
-def _called(function: str, arguments: Sequence[Expression], options: Any, rows: pa.RecordBatch) -> Any:
-    return pc.call_function(function, [argument(rows) for argument in arguments], options)
+def _called(
+    function: str, arguments: Sequence[Expression], options: Callable[[], Any] | None, rows: pa.RecordBatch
+) -> Any:
+    """``options`` makes Arrow's own, which cannot be pickled."""
+    return pc.call_function(
+        function, [argument(rows) for argument in arguments], None if options is None else options()
+    )
 
 
 def _cast(value: Expression, kind: pa.DataType, rows: pa.RecordBatch) -> Any:
@@ -150,7 +155,9 @@ def _calendar(unit: str, dates: ArrowValue, rows: pa.RecordBatch) -> Any:
     return pa.array(found.astype(np.int32), mask=days.is_null().to_numpy(zero_copy_only=False))
 
 
-def _call(function: str, *arguments: ArrowValue, kind: pa.DataType, options: Any = None) -> ArrowValue:
+def _call(
+    function: str, *arguments: ArrowValue, kind: pa.DataType, options: Callable[[], Any] | None = None
+) -> ArrowValue:
     return ArrowValue(partial(_called, function, [one.of for one in arguments], options), kind)
 
 
@@ -372,7 +379,7 @@ def _matched(function: str, node: Any, schema: pa.Schema) -> ArrowValue:
     pattern = node.expression
     if not isinstance(pattern, exp.Literal) or not pattern.is_string:
         raise _NotTheSameError
-    options = pc.MatchSubstringOptions(pattern.this)
+    options = partial(pc.MatchSubstringOptions, pattern.this)
     found = _call(function, _text(node.this, schema), kind=pa.bool_(), options=options)
     return _call("invert", found, kind=pa.bool_()) if node.args.get("negate") else found
 
@@ -384,7 +391,7 @@ def _substring(node: Any, schema: pa.Schema) -> ArrowValue:
     first, size = int(start.name), 0 if isinstance(length, exp.Neg) else int(length.name)
     if not first:
         raise _NotTheSameError
-    options = pc.SliceOptions(first - 1, first - 1 + size)
+    options = partial(pc.SliceOptions, first - 1, first - 1 + size)
     return _call("utf8_slice_codeunits", _text(node.this, schema), kind=pa.string(), options=options)
 
 

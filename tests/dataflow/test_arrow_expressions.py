@@ -166,6 +166,25 @@ def test_a_literal_has_a_value_for_each_row() -> None:
     assert rows.filter(condition(rows)).num_rows == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("text LIKE 'a_'", [True, None]),
+        ("text NOT LIKE '%b'", [False, None]),
+        ("startswith(text, 'a')", [True, None]),
+        ("contains(text, 'ab') AND endswith(text, 'b')", [True, None]),
+        ("substring(text, 2, 1)", ["b", None]),
+        ("year(DATE '2020-02-29')", [2020, 2020]),
+        ("CASE WHEN text IN ('ab', 'c') THEN -1.5 ELSE 0.25 END", [Decimal("-1.50"), Decimal("0.25")]),
+    ],
+)
+def test_expressions_go_to_tasks(text: str, expected: list[Any]) -> None:
+    rows = batch_of([(1, 1, 1, value, "b", True, 1, 1, 1.0) for value in ("ab", None)])
+    found = arrow_value(text, SCHEMA)
+    assert found is not None
+    assert pickle.loads(pickle.dumps(found)).column(rows).to_pylist() == expected
+
+
 def test_plain_columns() -> None:
     found = projection(["a", "b AS c", "`text` as t"], {"d": "small"}, SCHEMA)
     assert found is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import pickle
 import random
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_arrow_and_spark_agree(spark: SparkSession, seed: int) -> None:
         candidate = expression(pick)
         found = arrow_value(candidate, batch.schema)
         if found is not None:
-            texts.setdefault(candidate, found)
+            texts.setdefault(candidate, pickle.loads(pickle.dumps(found)))  # as it goes to a task
     expected = frame.coalesce(1).selectExpr(*(f"{one} AS c{at}" for at, one in enumerate(texts))).toArrow()
     wrong = []
     for at, (candidate, value) in enumerate(texts.items()):

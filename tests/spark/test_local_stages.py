@@ -571,6 +571,24 @@ def test_a_function_of_columns_has_the_type_that_it_has_of_no_rows(
 
 
 @PLACES
+def test_texts_are_looked_into_in_the_task_of_the_operator(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    job = make_job(options={"async-state.executor": executor})
+    rows = job.source("rows", spark.readStream.format("rate").load().selectExpr("string(value) as k"))
+    counted = rows.apply(GroupAggregate([count().alias("n")]), key="k", uid="n")
+    found = counted.where("k LIKE '1%' AND NOT contains(k, '0')").select("k", "substring(k, 2, 1) AS second")
+    seen: list[Any] = []
+    found.to(lambda df, _: seen.extend(map(tuple, df.collect())), name="seen")
+    assert f"{found.node.name}  {found.node.text} of where 1 [in the task of 'n'" in job.explain().replace(
+        "gives retract, unique (k) ", ""
+    )
+    _, on_batch = job._started()
+    on_batch(spark.sql("select string(id + 9) as k from range(4)"), 0)
+    assert sorted(seen) == [("11", "1", "+I"), ("12", "2", "+I")]
+
+
+@PLACES
 def test_rows_belong_to_the_session_of_the_micro_batch(
     spark: SparkSession, make_job: MakeJob, executor: str
 ) -> None:
