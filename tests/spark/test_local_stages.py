@@ -580,9 +580,7 @@ def test_texts_are_looked_into_in_the_task_of_the_operator(
     found = counted.where("k LIKE '1%' AND NOT contains(k, '0')").select("k", "substring(k, 2, 1) AS second")
     seen: list[Any] = []
     found.to(lambda df, _: seen.extend(map(tuple, df.collect())), name="seen")
-    assert f"{found.node.name}  {found.node.text} of where 1 [in the task of 'n'" in job.explain().replace(
-        "gives retract, unique (k) ", ""
-    )
+    assert job.explain().count("[in the task of 'n'") == 2
     _, on_batch = job._started()
     on_batch(spark.sql("select string(id + 9) as k from range(4)"), 0)
     assert sorted(seen) == [("11", "1", "+I"), ("12", "2", "+I")]
