@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
 from asyncstate.execution.callbacks import CallSite, function_given, step_of
-from asyncstate.execution.completions import Outstanding
 from asyncstate.execution.failed_rows import CHANGED_HINT, GuardedRecord
 from asyncstate.execution.outside_calls import OutsideCall
 from asyncstate.execution.reads import ListGet
@@ -152,16 +151,16 @@ class Failures:
         self._named = error
         return error
 
-    def unanswered(self, outstanding: Sequence[Outstanding]) -> str:
+    def unanswered(self, outstanding: Sequence[tuple[Any, float]]) -> str:
         """The watchdog's report on ``outstanding``, the oldest first: for how long, and what to do."""
-        calls = sum(type(waiting.ticket) is OutsideCall for waiting in outstanding)
+        calls = sum(type(ticket) is OutsideCall for ticket, _ in outstanding)
         reads = len(outstanding) - calls
         waiting = " and ".join(
             f"{count} {what}" for count, what in ((reads, "list gets"), (calls, "outside calls")) if count
         )
         oldest = "; ".join(
-            f"{_describe(each.ticket, self.state_names)}, for {each.seconds:.1f} s"
-            for each in outstanding[:_SHOWN]
+            f"{_describe(ticket, self.state_names)}, for {seconds:.1f} s"
+            for ticket, seconds in outstanding[:_SHOWN]
         )
         remedies = []
         if reads:
