@@ -16,10 +16,10 @@ from typing import Any, Final, NoReturn, TypeVar
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator, completed_future
+from asyncstate.state.immediate import ImmediateWrites
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
 from asyncstate.state.keyed.decoded_cache import UNKNOWN, DecodedCache
 from asyncstate.state.keyed.state_context import KeyedState, StateContext, with_default
-from asyncstate.state.map_mixins import ImmediateWrites
 from asyncstate.state.ranges import range_pages
 from asyncstate.state_backend import Page
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from asyncstate.errors import StateAccessError
-from asyncstate.state.immediate import ImmediateList, ImmediateValue
-from asyncstate.state.map_mixins import ImmediateMap
+from asyncstate.state.immediate import ImmediateList, ImmediateMap, ImmediateValue
 
 T = TypeVar("T")
 K = TypeVar("K")
