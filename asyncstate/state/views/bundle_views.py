@@ -29,10 +29,8 @@ from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext, StateDescriptor
-from asyncstate.state.columnar.column_state import ColumnState
-from asyncstate.state.columnar.list_column_state import ListColumnState
-from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
-from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
+from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.views.in_memory import MemoryList, MemoryValue
 from asyncstate.state.views.turns import ended
 from asyncstate.state.views.views import ListView, ValueView
