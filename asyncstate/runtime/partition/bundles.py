@@ -44,6 +44,7 @@ class BundleRunner(Runner):
     def __init__(
         self,
         spec: TaskSpec,
+        partitions: range,
         context: TaskContext,
         controller: ExecutionController,
         operator: BundleOperator,
@@ -51,7 +52,7 @@ class BundleRunner(Runner):
     ) -> None:
         # A stateless operator processes rows one by one, so they need not wait for each other.
         unique = None if operator.stateless else operator.unique_columns(spec.inputs)
-        super().__init__(spec, context, controller, unique, scratch)
+        super().__init__(spec, partitions, context, controller, unique, scratch)
         self._operator = operator
         self._size = BundleSize(spec, operator.row_bytes, operator.key_bytes)
         latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else None

@@ -58,12 +58,13 @@ class RecordRunner(Runner):
     def __init__(
         self,
         spec: TaskSpec,
+        partitions: range,
         context: TaskContext,
         controller: ExecutionController,
         operator: RecordOperator,
         scratch: str,
     ) -> None:
-        super().__init__(spec, context, controller, None, scratch)
+        super().__init__(spec, partitions, context, controller, None, scratch)
         self._operator = operator
         # Looking for timers costs a read per key group; operators without on_timer skip it.
         self._has_timers = operator.handles_timers

@@ -138,7 +138,7 @@ def _operated(
     """
     with closed_at_the_end(spec.uid, spec.operator):
         context = _opened_context(spec, partitions, controller, cache, columns)
-        runner = _runner(spec, context, controller, scratch)
+        runner = _runner(spec, partitions, context, controller, scratch)
         with (
             controller.calls,
             closing(runner),
@@ -208,12 +208,14 @@ def _opened_context(
     return context
 
 
-def _runner(spec: TaskSpec, context: TaskContext, controller: ExecutionController, scratch: str) -> Runner:
+def _runner(
+    spec: TaskSpec, partitions: range, context: TaskContext, controller: ExecutionController, scratch: str
+) -> Runner:
     operator = spec.operator
     if isinstance(operator, RecordOperator):
-        return RecordRunner(spec, context, controller, operator, scratch)
+        return RecordRunner(spec, partitions, context, controller, operator, scratch)
     if isinstance(operator, BundleOperator):
-        return BundleRunner(spec, context, controller, operator, scratch)
+        return BundleRunner(spec, partitions, context, controller, operator, scratch)
     raise StoreError(
         f"operator '{spec.uid}': {type(operator).__name__} is neither a RecordOperator nor a BundleOperator; "
         "subclass one of them"
