@@ -27,6 +27,9 @@ from asyncstate.codec.hashing import (
 )
 from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
 from asyncstate.codec.keys import (
+    GROUP_BYTES,
+    STATE_ID_AT,
+    STATE_PREFIX_BYTES,
     KeyCodec,
     decode_namespace,
     encode_namespace,
@@ -38,7 +41,10 @@ from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 
 __all__ = [
     "BROADCAST_GROUP",
+    "GROUP_BYTES",
     "MAX_PARALLELISM_LIMIT",
+    "STATE_ID_AT",
+    "STATE_PREFIX_BYTES",
     "ArrowType",
     "KeyBatch",
     "KeyCodec",

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
+from asyncstate.codec import STATE_ID_AT
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
 from asyncstate.execution.callbacks import CallSite, function_given, step_of
 from asyncstate.execution.failed_rows import CHANGED_HINT, GuardedRecord
@@ -24,11 +25,10 @@ from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import Record, SideRow
 from asyncstate.futures import StateFuture
 from asyncstate.state.keyed.state_context import StateContext
-from asyncstate.state.timers import DueTimer
+from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer
 
-_STATE_ID_AT: Final = 2  # position of the state id in a store key, after the key group
 _FIRST_DECLARED: Final = 8  # ids below are the framework's own
-_OWN_STATES: Final = {1: "timers", 2: "timers"}
+_OWN_STATES: Final = {TIMERS_BY_TIME: "timers", NAMED_TIMERS: "timers"}
 _REMEMBERED: Final = 16  # failures whose subject is kept; older ones were recovered from
 _SHOWN: Final = 3  # of the unanswered requests
 _NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
@@ -216,7 +216,7 @@ def throw_into(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoR
 
 def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
     """The name of the state of a store key in messages."""
-    state_id = store_key[_STATE_ID_AT]
+    state_id = store_key[STATE_ID_AT]
     if state_id < _FIRST_DECLARED:
         return _OWN_STATES.get(state_id, "buffered rows in order")
     return f"state '{state_names.get(state_id, 'unknown')}'"

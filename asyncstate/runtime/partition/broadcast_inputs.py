@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end
+from asyncstate.codec import BROADCAST_GROUP, GROUP_BYTES, STATE_ID_AT, KeyCodec, prefix_end
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.partition.runner import Runner
@@ -32,9 +32,7 @@ from asyncstate.state.versions import PICKLED
 from asyncstate.state_backend import StateBackend
 from asyncstate.storage import SortedChanges, StateSpec, changes_from
 
-_GROUP_BYTES: Final = 2
 _FIRST_PAGE: Final = 16
-_STATE_ID_AT: Final = len(BROADCAST_GROUP)
 
 
 def pack_broadcast(
@@ -126,14 +124,14 @@ def _groups_with_entries(sink: StateBackend, groups: Iterable[int]) -> Iterator[
     """The key groups that have any entry; a run of empty groups costs one scan."""
     reached = b""
     for number in groups:
-        group = number.to_bytes(_GROUP_BYTES, "big")
+        group = number.to_bytes(GROUP_BYTES, "big")
         if group < reached:
             continue
         if group > reached:
             page = sink.scan(group, BROADCAST_GROUP, 1)
             if not page:
                 return
-            reached = page[0][0][:_GROUP_BYTES]
+            reached = page[0][0][:GROUP_BYTES]
         if group == reached:
             yield group
 
@@ -174,7 +172,7 @@ def broadcast_digest(changes: SortedChanges, states: Sequence[StateSpec]) -> str
     digest = None
     for key, value in changes_from(changes, BROADCAST_GROUP):
         digest = digest or xxhash.xxh3_128()
-        shown = b"" if value is not None and key[_STATE_ID_AT] in pickled else value
+        shown = b"" if value is not None and key[STATE_ID_AT] in pickled else value
         for part in (key, shown):
             digest.update(b"\x00" if part is None else b"\x01" + len(part).to_bytes(8, "big") + part)
     return digest.hexdigest() if digest else ""

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import partitions_of
+from asyncstate.codec import GROUP_BYTES, partitions_of
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.partial_aggregation import local_rows
@@ -32,7 +32,6 @@ from asyncstate.runtime.statistics import RowStatistics, Transfers
 from asyncstate.runtime.task_spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.state import StateTtl, TtlTime, time_of
 
-_GROUP_BYTES: Final = 2
 _PERIOD_MIN_US: Final = 1_000
 
 
@@ -254,7 +253,7 @@ def clean_up(spec: TaskSpec, context: TaskContext, removing: Callable[[int], Non
     removed = context.counter("ttl_expired")
     for ttl, state in context.expiring:
         for group in _due_groups(spec, context, ttl):
-            expired = state.sweep(group.to_bytes(_GROUP_BYTES, "big"))
+            expired = state.sweep(group.to_bytes(GROUP_BYTES, "big"))
             removed.add(expired)
             removing(expired)
 
