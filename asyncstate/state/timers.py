@@ -103,10 +103,10 @@ class KeyedTimers:
     while timers ``may_be_due``. The rounds of the two domains are independent.
     """
 
-    def __init__(self, sink: StateBackend, uid: str | None = None, handled: bool = True) -> None:
+    def __init__(self, sink: StateBackend, uid: str, handled: bool = True) -> None:
         self._sink = sink
         self._handled = handled
-        self._label = "timers" if uid is None else f"timers of operator '{uid}'"
+        self._label = f"timers of operator '{uid}'"
         self._event = _Kind(TimeDomain.EVENT_TIME, b"\x00")
         self._processing = _Kind(TimeDomain.PROCESSING_TIME, b"\x01")
         self._round: _Round | None = None  # the current one

@@ -172,7 +172,7 @@ class ListColumnState(BundleState):
         left = heads.select(counts > 0)
         if left.store_keys:
             self._sink.put_many(left.store_keys, numbers_alone(counts[counts > 0]))
-            self._delete_chunks(left, np.zeros(len(left.store_keys), np.int64))
+            self._delete_chunks(left)
 
     def remove(self, keys: KeyBatch, heads: ListHeads | None = None) -> None:
         """Remove all rows of ``keys``."""
@@ -202,10 +202,10 @@ class ListColumnState(BundleState):
         stored = heads.select(heads.counts > 0)
         if stored.blocks:
             self._sink.delete_many(stored.store_keys)
-            self._delete_chunks(stored, np.zeros(len(stored.blocks), np.int64))
+            self._delete_chunks(stored)
 
-    def _delete_chunks(self, heads: ListHeads, first: Int64Array) -> None:
-        """Delete the chunks of each key from number ``first`` on."""
+    def _delete_chunks(self, heads: ListHeads, first: Int64Array | None = None) -> None:
+        """Delete the chunks of each key from number ``first`` on (None: all)."""
         keys, _ = chunk_keys(heads, first)
         if keys:
             self._sink.delete_many(keys)
