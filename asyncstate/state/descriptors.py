@@ -36,7 +36,7 @@ from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.state.expiring.expiry import Expiry
-from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
+from asyncstate.state.expiring.ttl import StateTtl, Ttl, as_ttl, ttl_texts
 from asyncstate.state.keyed.aggregating_state import (
     Accumulating,
     AggregateFunction,
@@ -166,10 +166,10 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         codec = self._codec(context.uid, stored)
         own = {"plain": codec.plain, **self._own(codec, context.uid)}
         expiry, encode = None, codec.encode_one
-        if self.ttl is not None and (ttl := as_ttl("state", self.ttl)) is not None:
+        if isinstance(self.ttl, StateTtl):
             own["plain"] = None
             owner = f"operator '{context.uid}', state '{self.name}'"
-            expiry = Expiry(ttl, context, owner, sink)
+            expiry = Expiry(self.ttl, context, owner, sink)
             encode = expiry.stamped(encode)
         return StateContext(
             name=self.name,

@@ -40,7 +40,7 @@ from asyncstate.state.column_cache.column_front import ColumnFront
 from asyncstate.state.columnar.results import Columns, TimeRange, chosen_keys
 from asyncstate.state.expiring.expiry import Lifetime
 from asyncstate.state.expiring.stamped_codec import StampedCodec, restamped, stamps_of
-from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl, ttl_texts
+from asyncstate.state.expiring.ttl import StateTtl, Ttl, as_bundle_ttl, ttl_texts
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
@@ -373,10 +373,9 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
         if stored is not None and stored != types:
             older = tuple(older_values(evolved(uid, self.name, types, stored)))
         codec = _row_codec(self.schema, older, f"state '{self.name}' of operator '{uid}'")
-        ttl = None if self.ttl is None else as_bundle_ttl("state", self.ttl)
-        if ttl is None:
+        if not isinstance(self.ttl, StateTtl):
             return self._state(sink, state_id, codec, context, self.time_first)
-        lifetime = Lifetime(ttl, context, f"operator '{uid}', state '{self.name}'")
+        lifetime = Lifetime(self.ttl, context, f"operator '{uid}', state '{self.name}'")
         return self._state(sink, state_id, StampedCodec(codec), context, self.time_first, lifetime)
 
     @abstractmethod
