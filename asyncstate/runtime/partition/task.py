@@ -107,9 +107,7 @@ def run_partitions(
         overlay = MemTable(store, cache.limit_bytes, values.stored, opened.write_bound)
         with _controller(spec, overlay, memory) as controller:
             folder = opened.buffer_folder
-            runner = yield from _operated(
-                spec, partitions, controller, batches, folder, memory, values, columns
-            )
+            runner = yield from _operated(spec, partitions, controller, batches, folder, values, columns)
             run_seconds = time.perf_counter() - started
             records = _commit(opened, runner, values, columns, run_seconds)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
@@ -127,7 +125,6 @@ def _operated(
     controller: ExecutionController,
     batches: Iterator[InputBatch],
     scratch: str,
-    memory: WorkerMemory,
     cache: CachedValues,
     columns: CachedColumns | None = None,
 ) -> Generator[OutBatch, None, Runner]:
@@ -295,9 +292,8 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
 
     Raises OperatorError for failures of the operator's code.
     """
-    memory = worker_memory()
-    with _controller(spec, MemTable(EmptyStore()), memory) as controller:
-        runner = yield from _operated(spec, range(1), controller, batches, "", memory, CachedValues())
+    with _controller(spec, MemTable(EmptyStore()), worker_memory()) as controller:
+        runner = yield from _operated(spec, range(1), controller, batches, "", CachedValues())
         with controller.suspended():
             yield runner.statistics()
 
@@ -345,10 +341,9 @@ def _micro_batch(
 ) -> Generator[OutBatch, None, CommitRecord]:
     """Run one micro-batch over the content of ``overlay``; its writes stay there."""
     (partition,) = partitions
-    memory = worker_memory()
-    with _controller(spec, overlay, memory) as controller:
+    with _controller(spec, overlay, worker_memory()) as controller:
         scratch = str(folder / "gathered")
-        runner = yield from _operated(spec, partitions, controller, batches, scratch, memory, cache)
+        runner = yield from _operated(spec, partitions, controller, batches, scratch, cache)
         controller.write_back()  # the next micro-batch reads it
         controller.finish_states()
     return CommitRecord(
