@@ -37,9 +37,9 @@ class ImmediateValue(Generic[T]):
     def update(self, value: T | None) -> None:
         """Store ``value``; None clears."""
 
-    @abstractmethod
     def is_empty(self) -> bool:
         """True when there is no value."""
+        return self.value() is None
 
     def clear(self) -> None:
         """Remove the value."""

@@ -254,15 +254,6 @@ class _BundleMap(MemoryMap[Any, Any]):
                 found.put(key, value)
         return list(found.entries())
 
-    def keys(self) -> Iterator[Any]:
-        return (key for key, _ in self.entries())
-
-    def values(self) -> Iterator[Any]:
-        return (value for _, value in self.entries())
-
-    def _sorted(self) -> list[tuple[Any, Any]]:
-        return super()._sorted() if self.whole else list(self.entries())
-
     def taken(self) -> list[tuple[Any, Any]]:
         """The entries to write; they then count as stored."""
         written = [(key, self._entries.get(key, _ABSENT)) for key in self._written]

@@ -355,9 +355,3 @@ class _BundleValue(MemoryValue[Any]):
     def update(self, value: Any) -> None:
         self.known(self._as_read(value))
         self.written = True
-
-    def is_empty(self) -> bool:
-        return self.value() is None
-
-    def clear(self) -> None:
-        self.update(None)
