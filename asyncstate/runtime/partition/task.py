@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,7 @@ from asyncstate.runtime.partition.worker_memory import (
     CachedColumns,
     CachedValues,
     WorkerMemory,
+    partition_key,
     worker_memory,
 )
 from asyncstate.runtime.statistics import (
@@ -96,10 +98,13 @@ def run_partitions(
     """
     started = time.perf_counter()
     memory = worker_memory() if memory is None else memory
+    key, shares = partition_key(spec, partitions), spec.config.shares
     with (
-        open_stores(spec, partitions, memory.stores, memory.columns_of(spec, partitions)) as opened,
-        memory.lend_entries(spec, partitions, opened.lineage) as cache,
-        memory.lend_columns(spec, partitions, opened.lineage, opened.cached, opened.is_empty) as columns,
+        open_stores(spec, partitions, memory.stores, memory.columns_of(key)) as opened,
+        memory.entries.lend(key, opened.lineage, shares.cache) as cache,
+        CachedColumns(
+            partial(memory.columns.lend, key, opened.lineage, shares.columns, opened.cached), opened.is_empty
+        ) as columns,
     ):
         store = opened.store if wrap_store is None else wrap_store(opened.store)
         values = cache.entries
