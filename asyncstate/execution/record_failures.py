@@ -107,25 +107,20 @@ class Failures:
         ``hint``: a sentence on what to do."""
         if error is self._named:
             raise error
-        store = isinstance(error, StoreError)
         place = ", ".join(self._place(error, record))
-        what = f"{place}: {'' if store else f'{type(error).__name__}: '}{_sentence(error)} "
-        if store:
-            self._raise(
-                StoreError(
-                    f"{what}The micro-batch is not committed; check the disk under async-state.local-dir and restart "
-                    "the query"
-                ),
-                error,
+        if isinstance(error, StoreError):
+            self._named = StoreError(
+                f"{place}: {_sentence(error)} The micro-batch is not committed; check the disk under "
+                "async-state.local-dir and restart the query"
             )
-        hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else hint
-        hint = _ARRAY_HINT if _beyond_an_array(error) else hint
-        self._raise(
-            OperatorError(
-                f"{what}{hint}The micro-batch is not committed; fix the operator or the input and restart the query"
-            ),
-            error,
-        )
+        else:
+            hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else hint
+            hint = _ARRAY_HINT if _beyond_an_array(error) else hint
+            self._named = OperatorError(
+                f"{place}: {type(error).__name__}: {_sentence(error)} {hint}The micro-batch is not committed; fix the "
+                "operator or the input and restart the query"
+            )
+        raise self._named from error
 
     def misused(self, record: Record | None, text: str) -> FutureStateError:
         """The error for misused futures or coroutines; named already."""
@@ -174,10 +169,6 @@ class Failures:
             f"operator '{self.uid}': {waiting} have not answered; the oldest: {oldest}. "
             f"To do: {'; '.join(remedies)}"
         )
-
-    def _raise(self, error: AsyncStateError, cause: BaseException) -> NoReturn:
-        self._named = error
-        raise error from cause
 
     def _place(self, error: BaseException, record: Record | None) -> list[str]:
         place = [f"operator '{self.uid}'"]
