@@ -13,6 +13,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -58,7 +59,6 @@ from asyncstate.runtime.statistics import (
     PartitionStatistics,
     RowStatistics,
     TaskStatistics,
-    WorkerStatistics,
     sum_records,
     sums_and_peaks,
 )
@@ -247,7 +247,7 @@ def _commit(
         transfers=runner.transfers.statistics(),
         partition=stored[0],
         limits=LimitStatistics.of(runner.spec.config),
-        worker=WorkerStatistics.of_this_process(),
+        worker_rss_bytes_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # KiB
         run_seconds=run_seconds,
         commit_seconds=committed - began,
         compaction_seconds=settled - committed,
