@@ -287,7 +287,5 @@ class ListColumnStateDescriptor(ColumnsDescriptor[ListColumnState]):
     belongs_to: BelongsTo | None = None
     may_lack: frozenset[str] = frozenset()
     kind: ClassVar[str] = "list-column"
+    _state = ListColumnState
     _layouts = "blocks", "time-first blocks"
-
-    def _state(self, *bound: Any) -> ListColumnState:
-        return ListColumnState(*bound)

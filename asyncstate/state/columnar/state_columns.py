@@ -13,7 +13,6 @@ rows. Whether there is a ttl is decided once per call, never per row.
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -343,12 +342,14 @@ def _row_codec(schema: pa.Schema, older: tuple[str, ...], owner: str) -> RowCode
 
 
 class ColumnsDescriptor(StateDescriptor[S_co]):
-    """Base of the declarations of column states; ``_layouts``: not time-first, and time-first."""
+    """Base of the declarations of column states. ``_state``: makes the state of the arguments of a BundleState;
+    ``_layouts``: not time-first, and time-first."""
 
     schema: pa.Schema
     time_first: bool
     ttl: Ttl
     belongs_to: BelongsTo | None
+    _state: ClassVar[Any]
     _layouts: ClassVar[tuple[str, str]] = "key", "time-first"
 
     def __post_init__(self) -> None:
@@ -372,15 +373,13 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
         older: tuple[str, ...] = ()
         if stored is not None and stored != types:
             older = tuple(older_values(evolved(uid, self.name, types, stored)))
-        codec = _row_codec(self.schema, older, f"state '{self.name}' of operator '{uid}'")
-        if not isinstance(self.ttl, StateTtl):
-            return self._state(sink, state_id, codec, context, self.time_first)
-        lifetime = Lifetime(self.ttl, context, f"operator '{uid}', state '{self.name}'")
-        return self._state(sink, state_id, StampedCodec(codec), context, self.time_first, lifetime)
-
-    @abstractmethod
-    def _state(self, *bound: Any) -> S_co:
-        """The state; ``bound``: the arguments of a BundleState."""
+        codec: RowCodec = _row_codec(self.schema, older, f"state '{self.name}' of operator '{uid}'")
+        lifetime = None
+        if isinstance(self.ttl, StateTtl):
+            lifetime = Lifetime(self.ttl, context, f"operator '{uid}', state '{self.name}'")
+            codec = StampedCodec(codec)
+        state: S_co = self._state(sink, state_id, codec, context, self.time_first, lifetime)
+        return state
 
 
 @dataclass(frozen=True)
@@ -402,6 +401,4 @@ class ColumnStateDescriptor(ColumnsDescriptor[ColumnState]):
     belongs_to: BelongsTo | None = None
     may_lack: frozenset[str] = frozenset()
     kind: ClassVar[str] = "column"
-
-    def _state(self, *bound: Any) -> ColumnState:
-        return ColumnState(*bound)
+    _state = ColumnState
