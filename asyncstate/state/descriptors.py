@@ -150,25 +150,21 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         state: S_co = self._state(binding, None if self.namespaced else NO_NAMESPACE)
         return state
 
-    def _codec(self, uid: str, stored: dict[str, str] | None) -> ValueCodec | PickleCodec:
-        """The codec of values; it also reads those of all earlier versions."""
-        value_type = getattr(self, self._value)
-        owner = f"operator '{uid}', state '{self.name}'"
-        texts = self.type_texts()
-        older: tuple[str, ...] = ()
-        if stored is not None and stored != texts:
-            older = tuple(older_values(evolved(uid, self.name, texts, stored)))
-        return PickleCodec(owner=owner) if value_type is None else _value_codec(value_type, older, owner)
-
     def _binding(
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> StateContext:
-        codec = self._codec(context.uid, stored)
+        value_type, texts = getattr(self, self._value), self.type_texts()
+        owner = f"operator '{context.uid}', state '{self.name}'"
+        older: tuple[str, ...] = ()  # of earlier versions, whose values the codec also reads
+        if stored is not None and stored != texts:
+            older = tuple(older_values(evolved(context.uid, self.name, texts, stored)))
+        codec: ValueCodec | PickleCodec = (
+            PickleCodec(owner=owner) if value_type is None else _value_codec(value_type, older, owner)
+        )
         own = {"plain": codec.plain, **self._own(codec, context.uid)}
         expiry, encode = None, codec.encode_one
         if isinstance(self.ttl, StateTtl):
             own["plain"] = None
-            owner = f"operator '{context.uid}', state '{self.name}'"
             expiry = Expiry(self.ttl, context, owner, sink)
             encode = expiry.stamped(encode)
         return StateContext(
