@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import KeyCodec
 from asyncstate.errors import OperatorError
 from asyncstate.execution import (
     CHANGED_BY_BUNDLE_HINT,
@@ -147,9 +146,7 @@ class BundleRunner(Runner):
             else:
                 yield rows
         if given:
-            rows = joined(given)
-            keys = KeyCodec([], [], self.spec.max_parallelism).group([], num_rows=rows.batch.num_rows)
-            bundle = Bundle(rows.batch, keys, rows.kinds, rows.times, rows.input_index)
+            bundle = self._bundle(joined(given))
             yield from self._call(lambda: self._with_broadcast(bundle))
 
     def _with_broadcast(self, bundle: Bundle) -> Any:
