@@ -18,7 +18,6 @@ from asyncstate.codec.ddl import ArrowType, SchemaLike, TypeLike, read_schema, r
 from asyncstate.codec.evolution import Refusal, TypeChange, check_evolution, refusals
 from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
-    MAX_PARALLELISM_LIMIT,
     check_max_parallelism,
     hash_columns,
     key_group,
@@ -42,7 +41,6 @@ from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 __all__ = [
     "BROADCAST_GROUP",
     "GROUP_BYTES",
-    "MAX_PARALLELISM_LIMIT",
     "STATE_ID_AT",
     "STATE_PREFIX_BYTES",
     "ArrowType",
