@@ -1,13 +1,13 @@
 """Outside calls: functions of the operator's author that wait for HTTP or a database.
 
-Owns: ``OutsideCalls``, the operator's ``open_calls`` and ``close_calls``, and ``LoopThread``, the event loop on which all
-of them run; ``CallLimits`` and ``OutsideCall``.
+Owns: ``OutsideCalls``, the operator's ``open_calls`` and ``close_calls``, and ``LoopThread``, the event loop of all of
+them; ``CallLimits`` and ``OutsideCall``.
 Invariants: at most ``CallLimits.in_flight`` calls run at once, those counted whose plain functions run on after their
 timeout, and the event loop has a few times as many; a call ends at its timeout at the latest, with an answer in
 ``completions``; after ``close`` no call runs except a plain function on a thread, which nothing can stop, and its
 result is dropped.
-Store reads do not use the event loop, and only starting and ending it blocks the task's thread, each for a given time: a
-function that blocks the loop delays other calls only.
+Store reads do not use the event loop, and only starting and ending it blocks the task's thread, each for a given time:
+a function that blocks the loop delays other calls only.
 Only this module and ``read_threads`` start threads (and anyio's worker threads, from the loops that start here).
 Must not touch state or records.
 """

@@ -139,8 +139,8 @@ class TaskStatistics:
     is about all of them, with the ``partition`` metrics of the first one.
 
     ``run_seconds``: from opening the store to the last row. ``commit_seconds``: then writing and uploading the delta.
-    ``compaction_seconds``: then waiting for the store's compaction. ``worker_rss_bytes_peak``: peak memory of the Python
-    worker process so far.
+    ``compaction_seconds``: then waiting for the store's compaction. ``worker_rss_bytes_peak``: peak memory of the
+    Python worker process so far.
     """
 
     rows: RowStatistics

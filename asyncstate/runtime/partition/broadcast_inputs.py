@@ -1,8 +1,8 @@
 """The broadcast input: rows that every partition processes before its own rows of the micro-batch.
 
-Owns: the serialized form of those rows in a ``TaskSpec``; ``broadcast_rows``, those of one micro-batch; ``stored_keys``,
-the keys that are notified of them; and the check that all partitions have made the same changes to broadcast state:
-``broadcast_digest`` in the task, ``check_digests`` on the driver.
+Owns: the serialized form of those rows in a ``TaskSpec``; ``broadcast_rows``, the rows of a micro-batch;
+``stored_keys``, the keys that are notified of them; and the check that all partitions have made the same changes to
+broadcast state: ``broadcast_digest`` in the task, ``check_digests`` on the driver.
 Invariants: every partition runs the same rows in the same order. The committed broadcast state is the same in every
 partition, so any partition can supply it when the parallelism changes.
 Must not import Spark.

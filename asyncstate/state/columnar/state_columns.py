@@ -1,7 +1,7 @@
 """Column state: one row of typed columns per key, read and written for many keys at once.
 
-Owns: ``ColumnState`` and its declaration ``ColumnStateDescriptor``; ``BundleState`` and ``ColumnsDescriptor``, the bases
-of these and of lists and maps.
+Owns: ``ColumnState`` and its declaration ``ColumnStateDescriptor``; ``BundleState`` and ``ColumnsDescriptor``, the
+bases of these and of lists and maps.
 Invariant: the stored bytes equal those that ``RowCodec`` gives row by row, each after its stamp if there is a ttl.
 Results do not depend on whether rows are cached.
 Must not import storage, execution or operators.
