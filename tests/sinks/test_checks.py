@@ -28,6 +28,7 @@ from asyncstate.spark.sinks import (
     TargetChanges,
 )
 from asyncstate.spark.sinks.column_checks import duration_text, json_texts, keeps
+from asyncstate.spark.sinks.mysql_types import sent
 from tests.sinks.conftest import made
 from tests.sinks.places import SCHEMA, Place, changes
 
@@ -153,6 +154,7 @@ KEPT: dict[str, list[tuple[str, pa.DataType, Any, Any]]] = {
     "mysql": [
         ("decimal(10, 3)", D, Decimal("1.005"), Decimal("1.005")),
         ("time(6)", L, dt.timedelta(hours=26, microseconds=1), dt.timedelta(hours=26, microseconds=1)),
+        ("time(6)", L, -dt.timedelta(hours=26, microseconds=1), -dt.timedelta(hours=26, microseconds=1)),
         ("datetime(6)", T, MOMENT, MOMENT.replace(tzinfo=None)),
         ("json", LIST, [1, None], "[1,null]"),
         ("longtext", STRUCT, {"a": 1}, '{"a":1}'),
@@ -537,6 +539,11 @@ def test_keys_of_kafka_have_one_text(request: pytest.FixtureRequest, tmp_path: P
         target.write("w", 0, rows_of(F, INT, (float("inf"), 1)))
     with pytest.raises(SchemaError, match="column 'v'.*JSON cannot represent keys of type int64"):
         target.check(rows_of(S, pa.map_(INT, INT)).upserts.schema, ("k",))
+
+
+def test_mysql_gets_lengths_of_time_as_texts() -> None:
+    lengths = pa.chunked_array([pa.array([-dt.timedelta(seconds=1), None, dt.timedelta(hours=26, microseconds=1)], L)])
+    assert sent("v", lengths) == ["-00:00:01", None, "26:00:00.000001"]
 
 
 @given(st.timedeltas(dt.timedelta(days=-10_000), dt.timedelta(days=10_000)))
