@@ -303,6 +303,49 @@ def test_rows_that_the_database_drops_are_noticed(sqlite_place: Place, postgres_
         assert place.run("SELECT * FROM t") == [(2, 1)]
 
 
+def test_deleted_rows_that_a_policy_or_a_partition_keeps_are_noticed(postgres_place: Place) -> None:
+    postgres_place.run("DROP ROLE IF EXISTS tenant")
+    postgres_place.run("CREATE ROLE tenant LOGIN")
+    postgres_place.run("GRANT CREATE ON SCHEMA public TO tenant")
+    table_of(postgres_place, "bigint PRIMARY KEY", "bigint")
+    postgres_place.run("GRANT SELECT, INSERT, UPDATE, DELETE ON t TO tenant")
+    postgres_place.run("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+    for name, rule in (
+        ("sees", "SELECT USING (true)"),
+        ("adds", "INSERT WITH CHECK (true)"),
+        ("changes", "UPDATE USING (true)"),
+        ("deletes", "DELETE USING (v > 1)"),
+    ):
+        postgres_place.run(f"CREATE POLICY {name} ON t FOR {rule}")
+    target = PostgresTarget(postgres_place.place.replace("user=tests", "user=tenant"), "t")
+    check_kept(postgres_place, target)
+    postgres_place.run("DROP OWNED BY tenant")
+    postgres_place.run("DROP ROLE tenant")
+
+    postgres_place.run("DROP TABLE t")
+    postgres_place.run("CREATE TABLE t (k bigint PRIMARY KEY, v bigint) PARTITION BY RANGE (k)")
+    postgres_place.run("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (9)")
+    body = "BEGIN IF old.v > 1 THEN RETURN old; END IF; RETURN NULL; END"
+    postgres_place.run(f"CREATE FUNCTION keeps_one() RETURNS trigger LANGUAGE plpgsql AS '{body}'")
+    postgres_place.run(
+        "CREATE TRIGGER keeps BEFORE DELETE ON t_1 FOR EACH ROW EXECUTE FUNCTION keeps_one()"
+    )
+    check_kept(postgres_place, postgres_place.target("t"))
+
+
+def check_kept(place: Place, target: Any) -> None:
+    """Of rows that are deleted, one with v = 1 stays and nobody else says so."""
+    good = rows_of(INT, INT, (1, 1), (2, 2))
+    target.check(good.upserts.schema, ("k",))
+    assert target.write("w", 0, good)
+    keys = good.upserts.select(["k"])
+    with pytest.raises(StoreError, match="1 rows still exist after they were deleted: .* row security policy"):
+        target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), keys, ("k",)))
+    assert place.run("SELECT * FROM t ORDER BY k") == [(1, 1), (2, 2)]
+    assert target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), keys.slice(1), ("k",)))
+    assert place.run("SELECT * FROM t") == [(1, 1)]
+
+
 def test_conflict_clauses_of_sqlite_drop_nothing(sqlite_place: Place) -> None:
     target = table_of(sqlite_place, "bigint PRIMARY KEY", "bigint UNIQUE ON CONFLICT REPLACE")
     assert target.write("w", 0, rows_of(INT, INT, (1, 5)))
