@@ -34,6 +34,7 @@ from asyncstate.spark.sources import (
     maxwell_json,
     operation_column,
 )
+from asyncstate.spark.sources.malformed import mark_of
 from asyncstate.spark.task_errors import restore
 from operators import ChangelogNormalize, GroupAggregate, count
 
@@ -630,6 +631,15 @@ def test_canal(spark: SparkSession) -> None:
     assert sorted(found) == [0, 1, 2, 3]
     assert "operation 'ALTER'" in found[0]
     assert rows(canal_json(events(spark, *bad), schema, malformed="drop")) == []
+
+
+def test_a_dropped_message_is_marked_wherever_it_comes_from(spark: SparkSession) -> None:
+    schema = "topic string, partition int, offset bigint, value string"
+    frame = spark.createDataFrame([("t", 1, 2, "x"), (None, 1, None, "x")], schema)
+    assert rows(frame.selectExpr(mark_of(frame.columns, "'bad'", "value"))) == [
+        ("topic t, partition 1, offset 2: bad",),
+        ("topic null, partition 1, offset null: bad",),
+    ]
 
 
 def test_operation_columns(spark: SparkSession) -> None:
