@@ -180,9 +180,10 @@ def test_types_and_names_that_have_no_form_are_refused(kafka: KafkaBroker, regis
         with pytest.raises(SchemaError, match="column 'a b' is no name in"):
             one.check("topic", pa.schema([("a b", pa.int64())]))
     topic = kafka.create(f"append-{next(NUMBERS)}")
-    rows = pa.table({"v": pa.array([["a", None]], pa.list_(pa.string()))})
-    with pytest.raises(SchemaError, match="a list in column 'v' has a null"):
-        KafkaAppendTarget(kafka.servers, topic, encoding=proto).append("w", 0, rows)
+    for value, message in ((["a", None], "has a null"), (None, "is null")):
+        rows = pa.table({"v": pa.array([["b"], value], pa.list_(pa.string()))})
+        with pytest.raises(SchemaError, match=f"a list in column 'v' {message}, which Protobuf cannot represent"):
+            KafkaAppendTarget(kafka.servers, topic, encoding=proto).append("w", 0, rows)
     registry.status = 409
     fresh = KafkaAppendTarget(kafka.servers, topic, encoding=encoding(AvroMessages, registry))
     with pytest.raises(StoreError, match="does not take the schema of .*as planned"):
