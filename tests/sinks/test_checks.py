@@ -27,7 +27,7 @@ from asyncstate.spark.sinks import (
     SqliteTarget,
     TargetChanges,
 )
-from asyncstate.spark.sinks.column_checks import duration_text, json_texts, keeps
+from asyncstate.spark.sinks.column_checks import duration_text, json_texts, keeps, plain
 from asyncstate.spark.sinks.mysql_types import sent
 from tests.sinks.conftest import made
 from tests.sinks.places import SCHEMA, Place, changes
@@ -612,6 +612,19 @@ def test_what_keeps_a_type_keeps_each_value_or_refuses_it(
     except pa.ArrowInvalid:
         return  # too large for one of them
     assert there.cast(given_type, safe=False).equals(value)
+
+
+def test_times_are_in_utc_at_any_depth() -> None:
+    """A key of Kafka has one text whatever the session's zone is."""
+    there = pa.timestamp("us", "Asia/Kolkata")
+    for nested, value, text in (
+        (pa.list_(there), [MOMENT, None], '["2024-01-01T00:00:00.000100Z",null]'),
+        (pa.struct([("at", pa.list_(there))]), {"at": [MOMENT]}, '{"at":["2024-01-01T00:00:00.000100Z"]}'),
+        (pa.map_(S, there), [("at", MOMENT)], '{"at":"2024-01-01T00:00:00.000100Z"}'),
+    ):
+        assert json_texts("v", pa.chunked_array([pa.array([value, None], nested)])) == [text, None]
+    same = pa.chunked_array([pa.array([[MOMENT]], pa.list_(T))])
+    assert plain(same) is same
 
 
 def test_json_has_no_nan() -> None:
