@@ -88,6 +88,7 @@ def check_first_write(batch: MicroBatch, target: object, writer: str) -> None:
             f"{place[0]} already got rows of micro-batch {batch.batch_id} from writer '{writer}'; give each call of "
             "write_upserts its own writer; these rows were not written"
         )
+    batch.before_writing()
     batch.written.add(place)
 
 
