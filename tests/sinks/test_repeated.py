@@ -57,7 +57,7 @@ class World:
     """A checkpoint and a database, the clock, and a sink that can fail."""
 
     def __init__(self, folder: Path, async_enabled: bool) -> None:
-        self.state, self.log, self.enabled = folder / "state", folder / "log.db", async_enabled
+        self.state, self.log = folder / "state", folder / "log.db"
         self.options = {
             "async-state.checkpoint-dir": str(self.state),
             "async-state.local-dir": str(folder / "local"),
