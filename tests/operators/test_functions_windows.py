@@ -376,7 +376,7 @@ def done_at(elapsed: int) -> int:
     return ManualClock().now_us() + elapsed
 
 
-class LeftBehind(_Sums):
+class Uncleared(_Sums):
     """Counts the firings of a window, and leaves the count when it is over."""
 
     def process(self, key: tuple[Any, ...], ctx: WindowContext, rows: Sequence[Row]) -> Any:
@@ -390,7 +390,7 @@ def test_a_window_does_not_begin_with_the_state_of_another(async_enabled: bool) 
     rows = [(1, 1, 5), (1, 2, 6), (1, 15 * MS, 7)]
 
     def fired(window: Window | None, **chosen: Any) -> list[Any]:
-        operator = WindowProcess(LeftBehind(), window, SUMS, **chosen)
+        operator = WindowProcess(Uncleared(), window, SUMS, **chosen)
         with OperatorHarness(
             operator, SCHEMA, ["k"], event_time="ts", async_enabled=async_enabled
         ) as harness:
