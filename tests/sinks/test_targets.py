@@ -201,6 +201,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(database: Place
         target.check(SCHEMA, ("total",))
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_zero_is_one_key(kind: pa.DataType) -> None:
+    """As text -0.0 would be another one, and in Delta it is."""
+    zeros = pa.array([-0.0, -0.0], kind)
+    last = pa.table({"k": zeros, "v": zeros, "row_kind": ["+U", "-D"]})
+    found = changes_of(last, ("k",))
+    assert str(found.upserts.to_pylist()) == "[{'k': 0.0, 'v': -0.0}]"
+    assert str(found.deletes.to_pylist()) == "[{'k': 0.0}]"
+    assert found.upserts.schema == pa.schema([("k", kind), ("v", kind)])
+
+
 def test_null_keys_are_refused() -> None:
     last = pa.table({"id": pa.array([1, None], pa.int64()), "row_kind": ["+U", "-D"]})
     with pytest.raises(OperatorError, match="key column 'id' is null in 1 rows"):
