@@ -68,7 +68,7 @@ def _last_changes(
     if isinstance(rows, pa.Table):
         target.check(_without_kinds(rows.schema), names)
         check_table_key("write_upserts", changes or RETRACT, names)
-        return arrow_changes.last_changes(rows, names, changes or RETRACT)
+        return arrow_changes.last_changes(_with_one_zero(rows, names), names, changes or RETRACT)
     target.check(arrow_schema_of(rows), names)
     known = known_changes(rows) if changes is None else changes
     check_table_key("write_upserts", known, names)
