@@ -34,10 +34,11 @@ _WRITING: Final = "writing/"
 
 
 class StartedBatch(msgspec.Struct, frozen=True):
-    """A micro-batch whose rows a sink may have, and when it started (microseconds)."""
+    """A micro-batch whose rows a sink may have, when it started (microseconds), and whether ``finish`` started it."""
 
     batch_id: int
     processing_time: int
+    final: bool = False
 
 
 class CommitLog:
@@ -127,16 +128,31 @@ class CommitLog:
             f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
         )
 
-    def start_of(self, batch_id: int, now_us: int) -> int:
+    def start_of(self, batch_id: int, now_us: int, final: bool = False) -> int:
         """When ``batch_id`` starts, microseconds: now; but if a sink may have its rows from an earlier attempt, when
         that one started. At another time the batch could have other rows, and the sink, which has it, takes none. Call
-        ``base_of`` first."""
+        ``base_of`` first. Raises JobError if the earlier attempt was of the query, and this one is of ``finish``, or the
+        reverse.
+        """
         started = self._started
-        return now_us if started is None or started.batch_id != batch_id else started.processing_time
+        if started is None or started.batch_id != batch_id:
+            return now_us
+        if started.final != final:
+            who, way_out = (
+                ("the query", "start the query, which repeats it, and call finish() when it has ended")
+                if final
+                else ("finish()", "call finish() again, and start a new job for new rows")
+            )
+            raise JobError(
+                f"job '{self.job_id}': {who} did not commit batch {batch_id}, whose rows a sink may have: it would take "
+                f"no others with this number; {way_out}. If no sink has rows of it, delete {_WRITING} in {self.folder} "
+                "and start the program again instead"
+            )
+        return started.processing_time
 
-    def note_start(self, batch_id: int, processing_time: int) -> None:
+    def note_start(self, batch_id: int, processing_time: int, final: bool = False) -> None:
         """Remember when ``batch_id`` started, before a sink gets its rows. Raises CheckpointError."""
-        started = StartedBatch(batch_id, processing_time)
+        started = StartedBatch(batch_id, processing_time, final)
         if started == self._started:
             return
         name = f"{_WRITING}{self._checkpoint.epoch:010d}.json"

@@ -19,7 +19,7 @@ from asyncstate.driver.commit_log import CommitLog
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
 from asyncstate.driver.micro_batch import JobFrame
-from asyncstate.errors import CheckpointCorruptionError
+from asyncstate.errors import CheckpointCorruptionError, JobError
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.operator import RecordContext, Row, Timer
 from asyncstate.operators import KeyedProcess
@@ -68,9 +68,9 @@ class World:
         with sqlite3.connect(self.log) as database:
             database.execute("CREATE TABLE log (name text, what text)")
 
-    def driver(self, *, marks: bool = True) -> Callable[[int, str], None]:
-        """Another driver of the job: runs a micro-batch with one name. ``marks``: its sink takes each micro-batch
-        once."""
+    def driver(self, *, marks: bool = True) -> Callable[..., None]:
+        """Another driver of the job: runs a micro-batch with one name, or without a name that of ``finish``. ``marks``:
+        its sink takes each micro-batch once."""
         config, executor = resolve(self.options, {}), LocalExecutor()
         ledger = CommitLog(config, "job", 0)
         frame = JobFrame(
@@ -86,9 +86,10 @@ class World:
         with made.dry_run() as batch:
             graph.check(batch)
 
-        def run(number: int, name: str) -> None:
-            rows = LocalRows.of(pa.RecordBatch.from_pylist([{"name": name}], schema=NAMES))
-            made.run(lambda batch: graph.run({"names": rows}, batch), number, False, "{}")
+        def run(number: int, name: str = "") -> None:
+            given = [{"name": name}] if name else []
+            rows = LocalRows.of(pa.RecordBatch.from_pylist(given, schema=NAMES))
+            made.run(lambda batch: graph.run({"names": rows}, batch), number, not name, "{}")
 
         return run
 
@@ -142,6 +143,41 @@ def test_without_such_a_sink_a_micro_batch_is_repeated_at_the_present_time(world
     with pytest.raises(RuntimeError, match="after the other sink"):
         run(1, "bob")
     assert world.notes == []
+
+
+@pytest.mark.parametrize("same_driver", [False, True])
+def test_the_query_does_not_take_the_number_of_an_interrupted_finish(world: World, same_driver: bool) -> None:
+    """The sink, which has a micro-batch of that number, would take none of its rows."""
+    run = world.driver()
+    run(0, "ann")
+    world.clock.advance(seconds=20)
+    world.fails.at = 1
+    with pytest.raises(RuntimeError, match="after the other sink"):
+        run(1)
+    run = run if same_driver else world.driver()
+    with pytest.raises(JobError, match=r"finish\(\) did not commit batch 1.*; call finish\(\) again"):
+        run(1, "bob")
+    run(1)
+    assert world.rows() == [("ann", "came"), ("ann", "reminded")]
+
+
+@pytest.mark.parametrize("same_driver", [False, True])
+def test_finish_does_not_take_the_number_of_an_interrupted_micro_batch(
+    world: World, same_driver: bool
+) -> None:
+    run = world.driver()
+    run(0, "ann")
+    world.clock.advance(seconds=5)
+    world.fails.at = 1
+    with pytest.raises(RuntimeError, match="after the other sink"):
+        run(1, "bob")
+    run = run if same_driver else world.driver()
+    with pytest.raises(JobError, match=r"the query did not commit batch 1.*; start the query"):
+        run(1)
+    run(1, "bob")
+    world.clock.advance(seconds=20)
+    run(2)
+    assert sorted(world.rows()) == [(name, what) for name in ("ann", "bob") for what in ("came", "reminded")]
 
 
 def test_a_note_that_cannot_be_read_is_not_left_out(world: World) -> None:
