@@ -342,6 +342,7 @@ class Builder:
         own: dict[str, Any] = {
             "event_time": times.event_time if times.event_time in names else [None],
             "sequence": times.sequence,
+            "drop_stale": times.drop_stale,
         }
         made = self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
         if made.schema.names == names:

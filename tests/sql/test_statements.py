@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -140,6 +141,17 @@ def test_upserts_in_sequence_are_read_by_any_number_of_statements(
         harness.push("t", [(1, 3, 3, 0)])
         harness.end_batch()
         assert (net(harness.rows("first")), net(harness.rows("out"))) == ({(3,): 1}, {(3,): 1})
+
+
+def test_stale_upserts_of_a_source_are_dropped(spark: SparkSession, async_enabled: bool) -> None:
+    source = replace(UPSERTS, drop_stale=True)
+    flow = pipeline(spark, lambda context: context.run("SELECT id, v FROM t"))
+    with PipelineHarness(flow, {"t": source}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 2, 0), (2, 8, 1, 0)])
+        harness.end_batch()
+        harness.push("t", [(1, 5, 1, 0), (2, 9, 2, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (2, 9): 1}
 
 
 @pytest.mark.parametrize("async_enabled", [False, True], ids=["sync", "async"])
