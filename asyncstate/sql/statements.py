@@ -163,6 +163,7 @@ class SqlContext:
         self._committed = committed
         self._given: dict[str, Compiled] | None = None
         self._views: dict[str, str] = {}
+        self._replaced: dict[str, str] = {}
         self._syntax = Syntax(self)
         self._catalyst: Catalyst | None = None
         self.tables: dict[str, Table] = {}
@@ -333,6 +334,9 @@ class SqlContext:
                 self.check_free(read.name)
             if read.query is not None:
                 self.catalyst.view(read.name, self.catalyst.rows(read.query, read.text))
+            if read.name in self._views:  # views that were made of it still have its rows
+                before = (self._replaced.get(read.name), self._views[read.name])
+                self._replaced[read.name] = "\n".join(filter(None, before))
             self._views[read.name] = read.text
             self.compiled[read.name] = Compiled(read.name, read.text, None, kind=read.kind)
             return None
@@ -468,17 +472,18 @@ class SqlContext:
         found: dict[str, Any] = {"the statement": text}
         texts = [text]
         functions = {} if self._catalyst is None else self._catalyst.functions
+        views = {"view": self._views, "view before it was replaced": self._replaced}
         for one in texts:  # views in views come later in the list
-            for what, known in (("view", self._views), ("function", functions)):
+            for what, known in (*views.items(), ("function", functions)):
                 for name, said in known.items():
                     if name.lower() in one.lower() and said not in texts:
                         texts.append(said)
                         found[f"{what} '{name}'"] = said
-        facts = {("table", name): table.facts for name, table in self.tables.items()}
-        of_lookups = {name: str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
-        for (kind, name), fact in (
-            facts | {("lookup", name): one for name, one in of_lookups.items()}
-        ).items():
+        facts: dict[tuple[str, str], Any] = {("table", name): one.facts for name, one in self.tables.items()}
+        facts |= {("lookup", name): str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
+        several = {name: one.key.names for name, one in self.lookups.items() if len(one.key) > 1}
+        facts |= {("key of lookup", name): names for name, names in several.items()}
+        for (kind, name), fact in facts.items():
             if any(name.lower() in one.lower() for one in texts):
                 found[f"{kind} '{name}'"] = fact
         found |= {"windows": "updating"} if self._updating else {}

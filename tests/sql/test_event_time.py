@@ -62,6 +62,7 @@ def test_times_within_constants_are_an_interval_join(spark: SparkSession, name: 
 
 UNBOUNDED = {
     "one side": "SELECT l.k, a, b FROM l JOIN r ON l.k = r.k AND r.ts >= l.ts",
+    "a scalar subquery": f"SELECT l.k, a, b FROM l LEFT JOIN r ON l.k = r.k AND {BETWEEN} AND a < (SELECT max(rate) FROM v)",
     "months": "SELECT l.k, a, b FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL 1 MONTH",
     "a column": "SELECT l.k, a, b FROM l JOIN r ON l.k = r.k AND r.ts >= l.ts AND r.ts <= CASE WHEN a > 1 THEN l.ts + INTERVAL 9 SECONDS ELSE l.ts END",
     "empty": "SELECT l.k, a, b FROM l LEFT JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts + INTERVAL 1 SECOND AND l.ts",

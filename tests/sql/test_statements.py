@@ -198,6 +198,27 @@ def test_a_plan_is_made_from_times_and_modes_as_well(spark: SparkSession) -> Non
     assert len(set(made.values())) == 4
 
 
+def test_a_plan_is_made_from_views_that_were_replaced_as_well(spark: SparkSession) -> None:
+    made: dict[str, str] = {}
+
+    def named(condition: str) -> Callable[[SqlContext], Any]:
+        def statements(context: SqlContext) -> Any:
+            context.run(f"CREATE VIEW one AS SELECT id FROM t WHERE {condition}")
+            context.run("CREATE VIEW two AS SELECT id FROM one")
+            context.run("CREATE OR REPLACE VIEW one AS SELECT v AS id FROM t")
+            stream = context.run("SELECT id FROM two", "same")
+            made[condition] = json.dumps(context.compiled["same"].made_from)
+            return stream
+
+        return statements
+
+    for condition, ids in (("v > 1", {(3,): 1}), ("v < 1", {(4,): 1})):
+        with PipelineHarness(pipeline(spark, named(condition)), {"t": INSERTIONS}) as harness:
+            harness.push("t", [(3, 7, 0, 0), (4, 0, 0, 0)])
+            assert net(harness.end_batch()["out"]) == ids
+    assert len(set(made.values())) == 2
+
+
 def test_the_users_session_stays_the_active_one(spark: SparkSession) -> None:
     from pyspark.sql import SparkSession
 
