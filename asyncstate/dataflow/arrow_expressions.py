@@ -251,6 +251,13 @@ def _is_int_literal(node: Any) -> bool:
     return isinstance(inner, exp.Literal) and inner.is_int and not inner.is_string
 
 
+def _is_literal(node: Any) -> bool:
+    """Whether it may be an integer literal to Spark: ``(2)``, and ``2L``, which sqlglot reads as a cast."""
+    while isinstance(node, exp.Paren) or (isinstance(node, exp.Cast) and not node.to.expressions):
+        node = node.this
+    return _is_int_literal(node)
+
+
 def _pair(left: Any, right: Any, schema: pa.Schema) -> tuple[ArrowValue, ArrowValue]:
     """Two nodes as values of one type, by which Spark compares them."""
     one, two = _of_one_type([left, right], schema)
@@ -380,6 +387,8 @@ def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
             raise _NotTheSameError from error
     if kind == "DECIMAL":
         digits = [int(one.name) for one in node.to.expressions]
+        if not digits and isinstance(inner, exp.Literal):
+            raise _NotTheSameError  # it may be 5BD, which has one digit
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if isinstance(inner, exp.Literal):
             literal = inner.name
@@ -396,7 +405,7 @@ def _arithmetic(node: Any, schema: pa.Schema) -> ArrowValue:
     if one.type == two.type and pa.types.is_floating(one.type):
         return _call(function, one, two, kind=one.type)
     decimals = (pa.types.is_decimal128(one.type), pa.types.is_decimal128(two.type))
-    if not any(decimals) or _is_int_literal(node.left) or _is_int_literal(node.right):
+    if not any(decimals) or _is_literal(node.left) or _is_literal(node.right):
         raise _NotTheSameError  # the type of an integer literal follows a setting
     (p1, s1), (p2, s2) = _digits(one.type), _digits(two.type)
     one, two = _as_type(one, pa.decimal128(p1, s1)), _as_type(two, pa.decimal128(p2, s2))
