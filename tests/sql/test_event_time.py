@@ -361,6 +361,13 @@ def test_versions_of_changed_rows_are_compared_by_further_columns(
         assert sorted(rows, key=str) == [("+I", 1, 5, 5), ("+I", 1, 5, None), ("+I", 1, 6, 6)]
 
 
+def test_windows_of_a_scalar_subquery_are_updated(spark: SparkSession, async_enabled: bool) -> None:
+    sql = "SELECT window.start AS s, sum(a * (SELECT max(rate) FROM v)) AS x FROM l GROUP BY window(ts, '20 seconds')"
+    oracle = "SELECT time_bucket(INTERVAL '20 s', ts) AS w, sum(a * (SELECT max(rate) FROM v)) FROM l WHERE ts IS NOT NULL GROUP BY w"
+    flow = sql_pipeline(sql, spark=spark)
+    assert kept_right(flow, timed_tables(), sql, oracle, async_enabled=async_enabled) > 3
+
+
 def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:
     sql = WINDOWS["tumble"][0]
 
