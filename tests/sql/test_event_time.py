@@ -361,11 +361,23 @@ def test_versions_of_changed_rows_are_compared_by_further_columns(
         assert sorted(rows, key=str) == [("+I", 1, 5, 5), ("+I", 1, 5, None), ("+I", 1, 6, 6)]
 
 
-def test_windows_of_a_scalar_subquery_are_updated(spark: SparkSession, async_enabled: bool) -> None:
-    sql = "SELECT window.start AS s, sum(a * (SELECT max(rate) FROM v)) AS x FROM l GROUP BY window(ts, '20 seconds')"
-    oracle = "SELECT time_bucket(INTERVAL '20 s', ts) AS w, sum(a * (SELECT max(rate) FROM v)) FROM l WHERE ts IS NOT NULL GROUP BY w"
-    flow = sql_pipeline(sql, spark=spark)
-    assert kept_right(flow, timed_tables(), sql, oracle, async_enabled=async_enabled) > 3
+VALUES_OF_WINDOWS: dict[str, tuple[str, str]] = {
+    "a scalar subquery": (
+        "SELECT window.start AS s, sum(a * (SELECT max(rate) FROM v)) AS x FROM l GROUP BY window(ts, '20 seconds')",
+        "SELECT time_bucket(INTERVAL '20 s', ts) AS w, sum(a * (SELECT max(rate) FROM v)) FROM l WHERE ts IS NOT NULL GROUP BY w",
+    ),
+    "the window itself": (
+        "SELECT k, window.start AS s, count(DISTINCT window.start) AS n, max(a) FILTER (WHERE window.end > timestamp'2024-01-01 08:05:00') AS m FROM l GROUP BY k, window(ts, '20 seconds')",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, 1, max(a) FILTER (WHERE time_bucket(INTERVAL '20 s', ts) + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00') FROM l WHERE ts IS NOT NULL GROUP BY k, w",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUES_OF_WINDOWS)
+def test_windows_that_a_value_changes_or_reads_are_updated(spark: SparkSession, name: str) -> None:
+    sql, oracle = VALUES_OF_WINDOWS[name]
+    flow, begins_async = sql_pipeline(sql, spark=spark), name == "the window itself"
+    assert kept_right(flow, timed_tables(), sql, oracle, async_enabled=begins_async) > 3
 
 
 def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:
