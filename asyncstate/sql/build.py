@@ -351,11 +351,8 @@ class Builder:
                 f"the sequence ({', '.join(sequence)}) that orders the changes of a key is not among the columns; "
                 "select it, too"
             )
-        own: dict[str, Any] = {
-            "event_time": times.event_time if times.event_time in names else [None],
-            "sequence": times.sequence,
-            "drop_stale": times.drop_stale,
-        }
+        own: dict[str, Any] = {"sequence": times.sequence, "drop_stale": times.drop_stale}
+        # Without an event time: rows of -D may have their key alone.
         made = self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
         if made.schema.names == names:
             return made

@@ -154,6 +154,18 @@ def test_stale_upserts_of_a_source_are_dropped(spark: SparkSession, async_enable
         assert net(harness.rows("out")) == {(1, 7): 1, (2, 9): 1}
 
 
+def test_upserts_without_a_time_are_rows(spark: SparkSession, async_enabled: bool) -> None:
+    source = replace(UPSERTS, event_time="at", watermark_delay="1 second")
+    flow = pipeline(spark, lambda context: context.run("SELECT id, v FROM t"))
+    with PipelineHarness(flow, {"t": source}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 1, None), (2, 8, 1, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (2, 8): 1}
+        harness.push("t", [(2, None, 2, None)], kind="-D")
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1}
+
+
 @pytest.mark.parametrize("async_enabled", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("sets", ["ROLLUP(id)", "CUBE(id)", "GROUPING SETS((id), ())"])
 def test_a_total_of_no_rows_is_sparks(spark: SparkSession, sets: str, async_enabled: bool) -> None:
