@@ -24,7 +24,7 @@ from asyncstate.runtime import FILE_NAME_RULE, names_files
 from asyncstate.sql import ir
 from asyncstate.sql.build import Builder, Built, LookupTable
 from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
-from asyncstate.sql.changes import Operators, digests, in_local_time
+from asyncstate.sql.changes import STREAM, Operators, digests, in_local_time
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.lineage import event_time_sources
@@ -431,6 +431,9 @@ class SqlContext:
         tables = {name: self._rows(name) for name in read}
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
         was = self._before(compiled.name)
+        if was is not None:
+            is_known = {one: one in was.lineage or not said.startswith(STREAM) for one, said in lineage.items()}
+            lineage = {one: said for one, said in lineage.items() if is_known[one]}
         operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
         builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)
         built = builder.materialized(root, keys) if keys else builder.build(root)
