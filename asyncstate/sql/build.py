@@ -265,8 +265,8 @@ class Builder:
             key = next(known, None)
             if key is None:
                 raise SqlError(
-                    f"{node.sql}: not kept up to date: versions of changed rows by ({', '.join(node.right_key)}), which "
-                    "nothing says is their primary key; declare primary_key= at the source, and join by it"
+                    f"{node.sql}: not kept up to date: versions of changed rows by ({', '.join(node.right_key)}), "
+                    "which nothing says is their primary key; declare primary_key= at the source, and join by it"
                 )
             # Other columns may change with a version: they say which rows join with it.
             more = [_same(node, *pair) for pair in pairs if pair[1] not in key]
