@@ -54,7 +54,7 @@ _TTL: Final = (
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of ``query``, and what is made of them: "kept" for ``ttl``; "versions" of ``key`` (empty: of all that the
+    """The rows of ``query``, and what is made of them: "kept" for ``ttl``; "versions" of ``key`` (none: of all that the
     join compares by =) by the column ``time`` (None: the newest), for a row as of its ``at``, in lower case; a "window"
     of ``time`` and ``key``, a "match" in order of them. ``place``: for errors."""
 
