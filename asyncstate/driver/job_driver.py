@@ -171,7 +171,7 @@ class JobDriver(Generic[R]):
             return ()
         superseded = set(batch.superseded) - batch.applied.keys()
         with_state = {uid for uid, one in stored.items() if one.has_state} - superseded
-        dropped = check_claimed(with_state, batch.applied.keys(), self._frame.config.unclaimed_state)
+        dropped = check_claimed(with_state, batch.applied.keys(), self._frame.unclaimed_state)
         return dropped | (stored.keys() - with_state - batch.applied.keys())
 
     def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:

@@ -66,6 +66,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    UnclaimedState,
     WatermarkSource,
     check_claimed,
     check_is_operator,
@@ -91,13 +92,15 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class JobFrame(Generic[R]):
     """What all micro-batches of a job share. ``resolve`` derives an operator's Config from its own options. ``checks``:
-    for each operator what it was last checked with, and what that gave."""
+    for each operator what it was last checked with, and what that gave. ``unclaimed_state``: what becomes of state that
+    no operator has."""
 
     job_id: str
     checkpoint: str = field(repr=False)
     config: Config
     resolve: Any
     executor: Executor[R]
+    unclaimed_state: UnclaimedState = "refuse"
     checks: dict[str, _Check] = field(default_factory=dict, repr=False)
 
 
@@ -417,7 +420,7 @@ class MicroBatch(Generic[R]):
         dropped."""
         operators = {} if self._base is None else self._base.operators
         stored = [uid for uid, one in operators.items() if one.has_state]
-        check_claimed(stored, uids, self._frame.config.unclaimed_state)
+        check_claimed(stored, uids, self._frame.unclaimed_state)
 
     @property
     def fusion(self) -> bool:

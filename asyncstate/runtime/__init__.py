@@ -9,7 +9,7 @@ from asyncstate.runtime.declarations.checks import (
     checked_inputs,
     ordered_by,
 )
-from asyncstate.runtime.declarations.claims import check_claimed
+from asyncstate.runtime.declarations.claims import UnclaimedState, check_claimed, check_unclaimed_state
 from asyncstate.runtime.declarations.declared_inputs import (
     Delay,
     Keys,
@@ -101,11 +101,13 @@ __all__ = [
     "TaskContext",
     "TaskSpec",
     "TaskStatistics",
+    "UnclaimedState",
     "WatermarkSource",
     "WorkerMemory",
     "advance_sources",
     "aggregated_before",
     "check_claimed",
+    "check_unclaimed_state",
     "check_columns",
     "check_is_operator",
     "check_keeps",

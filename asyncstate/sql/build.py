@@ -435,7 +435,7 @@ def _measure(call: ir.Call) -> Any:
         return ops.match_number()
     if call.function in ("first", "last"):
         return getattr(ops, call.function)(call.columns[0], call.where, call.numbers[0])
-    return _declared(replace(call, numbers=()))
+    return _declared(call if call.function == "string_agg" else replace(call, numbers=()))
 
 
 def _same(node: ir.Node, one: str, two: str) -> pc.Expression:
