@@ -196,6 +196,8 @@ class Union(Node):
         first, *others = (one.times for one in self.inputs)
         if any(one.event_time != first.event_time for one in others):
             return Times()
+        if any(one.watermark_delay is None for one in others):  # the watermark does not wait for its rows
+            first = first._replace(watermark_delay=None)
         if all((one.sequence, one.drop_stale) == (first.sequence, first.drop_stale) for one in others):
             return first
         return Times(first.event_time)

@@ -109,8 +109,9 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
     shown = outputs[1]
     outputs[1] = {id_of(one): one for one in columns}  # conditions may be on columns that are not shown
     conditions, others = conjuncts(option(plan.condition())), []
-    if part is None:  # further conditions, also by =, come after the lookup
-        key = {own for own, one in outputs[1].items() if own_name(one) in reader.lookups[name].key.names}
+    by = reader.lookups[name].key.names if part is None else part.key
+    if by:  # further conditions, also by =, come after it
+        key = {own for own, one in outputs[1].items() if own_name(one) in by}
         others = [one for one in conditions if not ids_in(one) & key]
         conditions = [one for one in conditions if ids_in(one) & key] or conditions
     pairs, rest = equalities(conditions, outputs)
@@ -120,7 +121,7 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
     rest += [*others, *filters]
     times: tuple[Any, ...] = ()
     if part is not None and part.time is not None:
-        times, rest = _times(plan, part.time, rest, outputs)
+        times, rest = _times(plan, part, rest, outputs)
     if rest and how == "left":
         raise _refused(
             plan, "conditions other than the key in a LEFT JOIN", "put them into WHERE, or into CASE"
@@ -178,9 +179,11 @@ def _refused(plan: Any, what: str, remedy: str) -> Exception:
 
 
 def _times(
-    plan: Any, name: str, conditions: list[Any], outputs: list[dict[int, Any]]
+    plan: Any, part: Part, conditions: list[Any], outputs: list[dict[int, Any]]
 ) -> tuple[tuple[Any, Any], list[Any]]:
-    """The left and the right time, of a condition that the rewritten text has, and the other conditions."""
+    """The left and the right time, of a condition that the rewritten text has, and the other conditions. The statement
+    may have further ones of the same form."""
+    found: dict[int, tuple[Any, Any, Any]] = {}
     for condition in conditions:
         if kind_of(condition) not in ("GreaterThanOrEqual", "LessThanOrEqual"):
             continue
@@ -189,9 +192,16 @@ def _times(
         if not kind_of(one) == kind_of(two) == "AttributeReference" or id_of(one) not in outputs[0]:
             continue
         right = outputs[1].get(id_of(two))
-        if right is not None and own_name(right) == name:
-            return (one, right), [other for other in conditions if not other.equals(condition)]
-    raise _refused(plan, "the time", "name a column of the left side")
+        if right is not None and own_name(right) == part.time and str(one.name()).lower() == part.at:
+            found[id_of(one)] = one, right, condition
+    if len(found) != 1:
+        raise _refused(
+            plan,
+            "the time",
+            "name a column of the left side, whose name no other one has that is compared with that event time",
+        )
+    ((one, right, condition),) = found.values()
+    return (one, right), [other for other in conditions if not other.equals(condition)]
 
 
 def temporal_join(

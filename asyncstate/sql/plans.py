@@ -603,7 +603,8 @@ class Reader:
             found = self.plan(side, of_side).kept(of_side)
             reads.append(found if is_plain and how in stateless else self.streamed(found))
             sides.append(self.given(reads[-1], of_both))
-        interval = interval_of(self, plan, reads, outputs) if how not in ("mark", "single") else None
+        is_plain_time = how not in ("mark", "single") and not any(subqueries)  # whose values change rows
+        interval = interval_of(self, plan, reads, outputs) if is_plain_time else None
         rest = [one for one in rest if interval is None or one not in interval.used]
         keys = self._join_key(pairs, sides)
         behind = rest if how == "inner" else []

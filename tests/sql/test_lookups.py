@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,23 @@ def test_a_lookup_is_joined_with_changes(spark: SparkSession, name: str) -> None
     begins_async = list(LOOKUPS).index(name) % 2 == 1
     tables = changing_tables(seed=3)
     assert kept_right(pipeline(spark, statements), tables, "t", oracle, async_enabled=begins_async) > 0
+
+
+def test_a_plan_is_made_from_the_key_of_a_lookup_as_well(spark: SparkSession) -> None:
+    made: list[Any] = []
+
+    def statements(key: str, columns: str, context: SqlContext) -> Any:
+        names = [[one.split()[0] for one in given.split(", ")] for given in (key, columns)]
+        context.add_lookup("dim", TableLookup(DIM, *names), key, columns, {})
+        found = context.run("SELECT t.id, name FROM t JOIN dim ON t.id = dim.id AND t.v = dim.size", "same")
+        made.append(context.compiled["same"].made_from)
+        return found
+
+    keys = (("id bigint", "size bigint, name string"), ("id bigint, size bigint", "name string"))
+    for key in keys:
+        with PipelineHarness(pipeline(spark, partial(statements, *key)), {"t": PipelineSource(SCHEMA)}):
+            pass
+    assert made[0] != made[1]
 
 
 def test_a_lookup_of_insertions_needs_no_exchange(spark: SparkSession, async_enabled: bool) -> None:

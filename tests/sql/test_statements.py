@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -142,6 +143,29 @@ def test_upserts_in_sequence_are_read_by_any_number_of_statements(
         assert (net(harness.rows("first")), net(harness.rows("out"))) == ({(3,): 1}, {(3,): 1})
 
 
+def test_stale_upserts_of_a_source_are_dropped(spark: SparkSession, async_enabled: bool) -> None:
+    source = replace(UPSERTS, drop_stale=True)
+    flow = pipeline(spark, lambda context: context.run("SELECT id, v FROM t"))
+    with PipelineHarness(flow, {"t": source}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 2, 0), (2, 8, 1, 0)])
+        harness.end_batch()
+        harness.push("t", [(1, 5, 1, 0), (2, 9, 2, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (2, 9): 1}
+
+
+def test_upserts_without_a_time_are_rows(spark: SparkSession, async_enabled: bool) -> None:
+    source = replace(UPSERTS, event_time="at", watermark_delay="1 second")
+    flow = pipeline(spark, lambda context: context.run("SELECT id, v FROM t"))
+    with PipelineHarness(flow, {"t": source}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 1, None), (2, 8, 1, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (2, 8): 1}
+        harness.push("t", [(2, None, 2, None)], kind="-D")
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1}
+
+
 @pytest.mark.parametrize("async_enabled", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("sets", ["ROLLUP(id)", "CUBE(id)", "GROUPING SETS((id), ())"])
 def test_a_total_of_no_rows_is_sparks(spark: SparkSession, sets: str, async_enabled: bool) -> None:
@@ -184,6 +208,27 @@ def test_a_plan_is_made_from_times_and_modes_as_well(spark: SparkSession) -> Non
             pass
     assert made["again"] == made["event time"]
     assert len(set(made.values())) == 4
+
+
+def test_a_plan_is_made_from_views_that_were_replaced_as_well(spark: SparkSession) -> None:
+    made: dict[str, str] = {}
+
+    def named(condition: str) -> Callable[[SqlContext], Any]:
+        def statements(context: SqlContext) -> Any:
+            context.run(f"CREATE VIEW one AS SELECT id FROM t WHERE {condition}")
+            context.run("CREATE VIEW two AS SELECT id FROM one")
+            context.run("CREATE OR REPLACE VIEW one AS SELECT v AS id FROM t")
+            stream = context.run("SELECT id FROM two", "same")
+            made[condition] = json.dumps(context.compiled["same"].made_from)
+            return stream
+
+        return statements
+
+    for condition, ids in (("v > 1", {(3,): 1}), ("v < 1", {(4,): 1})):
+        with PipelineHarness(pipeline(spark, named(condition)), {"t": INSERTIONS}) as harness:
+            harness.push("t", [(3, 7, 0, 0), (4, 0, 0, 0)])
+            assert net(harness.end_batch()["out"]) == ids
+    assert len(set(made.values())) == 2
 
 
 def test_the_users_session_stays_the_active_one(spark: SparkSession) -> None:
