@@ -306,7 +306,7 @@ class SqlContext:
             columns = list(map(str, items(parsed.userSpecifiedCols())))
             query = self._with_columns(parsed.query(), columns, f"sink '{target}'")
             return Statement("insert", name or target, text, query, target)
-        if kind.endswith("Command") or kind.startswith(
+        if self.catalyst.is_command(parsed) or kind.startswith(
             ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
         ):
             raise SqlError(

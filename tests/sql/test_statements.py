@@ -66,6 +66,8 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
             {"state_ttl": "1 day"},
             "state_ttl= has no effect on CREATE VIEW",
         ),
+        ("TRUNCATE TABLE t", {}, "TruncateTable is no statement of a stream"),
+        ("CACHE TABLE w AS SELECT 1 AS id", {}, "CacheTableAsSelect is no statement of a stream"),
         ("SELECT id FROM t", {"name": "Kept"}, "there is 'Kept' already"),
         ("SELECT id FROM t", {"name": "../a/b"}, "called '../a/b', which begins the names of its operators"),
         ("CREATE MATERIALIZED VIEW `a b` AS SELECT id FROM t", {}, "called 'a b', which begins the names"),
