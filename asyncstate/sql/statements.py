@@ -324,7 +324,7 @@ class SqlContext:
 
     def _run(self, read: Statement, name: str | None, state_ttl: Ttl, changed: str | None) -> Any:
         if read.kind == "explain":
-            return explained(self.compile(read.query, read.text, read.name))
+            return explained(self.compile(read.query, read.text, read.name, state_ttl is None))
         if read.kind == "inlined":
             windows = self._updating or None
             _check_no_argument(
