@@ -254,6 +254,11 @@ def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
     ]
     stops = [place for place, _ in found[1:]] + [end]
     ranges = {one: (place + len(one.split()), stop) for (place, one), stop in zip(found, stops, strict=True)}
+    first, after = ranges.get("ONE ROW PER MATCH", (0, 0))
+    if first < after:
+        raise words.refusal(
+            first, after, "this after ONE ROW PER MATCH", "write AFTER MATCH SKIP ... there, or nothing"
+        )
     lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if one not in ranges]
     refused = [one for one in ("ALL ROWS", "SUBSET") if one in ranges]
     if lacks or refused or len(ranges) < len(found) or (found and found[0][0] != begin):
