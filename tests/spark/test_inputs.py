@@ -84,7 +84,9 @@ def test_sources_keep_their_order(spark: SparkSession, make_job: MakeJob, tmp_pa
     for name, first in (("left", 0), ("right", 10), ("other", 20)):
         spark.range(first, first + 2, 1, 1).write.parquet(str(tmp_path / name))
     assert run("left", "right").found == {0: [0, 1]}
-    with pytest.raises(JobError, match=r"sources were \(left, right\) and are \(right, left\)\. Spark knows them by"):
+    with pytest.raises(
+        JobError, match=r"sources were \(left, right\) and are \(right, left\)\. Spark knows them by"
+    ):
         run("right", "left")
     with pytest.raises(JobError, match=r"it would read 'right' with the offsets of another one"):
         run("right", "other")
