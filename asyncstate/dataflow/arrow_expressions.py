@@ -429,7 +429,9 @@ def _arithmetic(node: Any, schema: pa.Schema) -> ArrowValue:
     if one.type == two.type and pa.types.is_floating(one.type):
         return _call(function, one, two, kind=one.type)
     others = [
-        side for side, value in ((node.left, one), (node.right, two)) if not pa.types.is_decimal128(value.type)
+        side
+        for side, value in ((node.left, one), (node.right, two))
+        if not pa.types.is_decimal128(value.type)
     ]
     if len(others) == 2 or any(map(_may_be_literal, others)):
         raise _NotTheSameError  # the type of an integer literal follows a setting

@@ -131,8 +131,8 @@ class CommitLog:
     def start_of(self, batch_id: int, now_us: int, final: bool = False) -> int:
         """When ``batch_id`` starts, microseconds: now; but if a sink may have its rows from an earlier attempt, when
         that one started. At another time the batch could have other rows, and the sink, which has it, takes none. Call
-        ``base_of`` first. Raises JobError if the earlier attempt was of the query, and this one is of ``finish``, or the
-        reverse.
+        ``base_of`` first. Raises JobError if the earlier attempt was of the query, and this one is of ``finish``, or
+        the reverse.
         """
         started = self._started
         if started is None or started.batch_id != batch_id:
@@ -144,8 +144,8 @@ class CommitLog:
                 else ("finish()", "call finish() again, and start a new job for new rows")
             )
             raise JobError(
-                f"job '{self.job_id}': {who} did not commit batch {batch_id}, whose rows a sink may have: it would take "
-                f"no others with this number; {way_out}. If no sink has rows of it, delete {_WRITING} in {self.folder} "
+                f"job '{self.job_id}': {who} did not commit batch {batch_id}, whose rows a sink may have: it would "
+                f"take no others with this number; {way_out}. If no sink has rows of it, delete {_WRITING} in {self.folder} "
                 "and start the program again instead"
             )
         return started.processing_time

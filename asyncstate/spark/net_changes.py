@@ -66,7 +66,9 @@ def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog |
     row = ", ".join(map(quoted, names))
     by_key = rows.repartition(*map(quoted, keys))
     # Rows of a key are shuffled together once, which serves both groupings.
-    counted = by_key.selectExpr("*", f"{_added()} as {_COUNT}") if known.is_upsert else _counted(by_key, names)
+    counted = (
+        by_key.selectExpr("*", f"{_added()} as {_COUNT}") if known.is_upsert else _counted(by_key, names)
+    )
     several = f"count(*) as {_ROWS}" if known.is_upsert else f"sum(greatest({_COUNT}, 0L)) as {_ROWS}"
     last = counted.groupBy(*map(quoted, keys)).agg(
         sf.expr(f"max_by(struct({row}, {_COUNT}), {_COUNT}) as last"), sf.expr(several)
@@ -112,7 +114,8 @@ def _counted(rows: DataFrame, names: Sequence[str]) -> DataFrame:
 def _added() -> str:
     """In SQL: 1 for a row that is added, -1 for one that is removed; reading a row of no such kind fails."""
     added, removed = (
-        ", ".join(f"'{kind.text}'" for kind in RowKind if kind.is_accumulate is adds) for adds in (True, False)
+        ", ".join(f"'{kind.text}'" for kind in RowKind if kind.is_accumulate is adds)
+        for adds in (True, False)
     )
     shown = f"coalesce(concat('\\'', {ROW_KIND_COLUMN}, '\\''), 'null')"
     problem = (

@@ -103,7 +103,9 @@ def disjuncts(condition: Any) -> list[Any]:
 
 def is_only_valid(condition: Any, own: Collection[int]) -> bool:
     """Whether a condition says only that these columns, or fields of them, are not null."""
-    return kind_of(condition) == "IsNotNull" and bool(ids_in(condition)) and ids_in(condition) <= set(own)
+    if kind_of(condition) != "IsNotNull" or not ids_in(condition) or not ids_in(condition) <= set(own):
+        return False
+    return all(kind_of(one) in ("AttributeReference", "GetStructField") for one in walk(condition.child()))
 
 
 def fragment(node: Any) -> str:

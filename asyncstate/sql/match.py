@@ -132,7 +132,9 @@ class _Clause:
         places = range(*given[0]) if given else range(0)
         parts = [(n, n + 2, "") for n in places if self._is_of(n)]
         variables = {words.word(n) for n, _, _ in parts}
-        inner = {words.word(n) for n in places if words.word(n + 1) == "("} | {words.word(n) for n in places[:1]}
+        inner = {words.word(n) for n in places if words.word(n + 1) == "("} | {
+            words.word(n) for n in places[:1]
+        }
         text = words.within(*given[0], parts).strip() if given else ""
         second = words.tokens[slice(*given[1])] if len(given) == 2 else []
         number = next((one.text for one in second if one.text.isdigit()), "")
@@ -223,7 +225,10 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
     for one in shown.values.values():
         if one.separator is not None and named[one.column or ""].dataType.typeName() != "string":
             raise words.refusal(
-                at, close + 1, "LISTAGG of values that are no texts", "write LISTAGG(CAST(A.x AS STRING), ',')"
+                at,
+                close + 1,
+                "LISTAGG of values that are no texts",
+                "write LISTAGG(CAST(A.x AS STRING), ',')",
             )
     types = [_types(syntax, schema, one.values) for one in (shown, define)]
     match = MatchOf(
@@ -254,6 +259,11 @@ def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
     ]
     stops = [place for place, _ in found[1:]] + [end]
     ranges = {one: (place + len(one.split()), stop) for (place, one), stop in zip(found, stops, strict=True)}
+    first, after = ranges.get("ONE ROW PER MATCH", (0, 0))
+    if first < after:
+        raise words.refusal(
+            first, after, "this after ONE ROW PER MATCH", "write AFTER MATCH SKIP ... there, or nothing"
+        )
     lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if one not in ranges]
     refused = [one for one in ("ALL ROWS", "SUBSET") if one in ranges]
     if lacks or refused or len(ranges) < len(found) or (found and found[0][0] != begin):

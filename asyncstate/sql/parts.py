@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
-from asyncstate.sql.expressions import conjuncts, id_of, ids_in, is_only_valid, kind_of, refusal, type_of
+from asyncstate.sql.expressions import conjuncts, id_of, ids_in, kind_of, refusal, type_of
 from asyncstate.sql.intervals import by_time
 from asyncstate.sql.match import columns_read, read_match
 from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
@@ -115,7 +115,9 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
         others = [one for one in conditions if not ids_in(one) & key]
         conditions = [one for one in conditions if ids_in(one) & key] or conditions
     pairs, rest = equalities(conditions, outputs)
-    filters = [one for one in filters if not is_only_valid(one, outputs[1])]
+    known = {own for own, one in outputs[1].items() if part is not None and own_name(one) == part.time}
+    known = known.union(*(ids_in(two) for _, two, _ in pairs))  # of which the join takes no nulls
+    filters = [one for one in filters if not _is_valid(one, known)]
     if how == "left" and filters:
         filters = _own(filters, sides[0], pairs)
     rest += [*others, *filters]
@@ -160,6 +162,13 @@ def _own(filters: Sequence[Any], left: Any, pairs: Sequence[Any]) -> list[Any]:
         if text not in known:
             there.append(one)
     return there
+
+
+def _is_valid(condition: Any, own: Collection[int]) -> bool:
+    """Whether a condition says that one of these columns is not null."""
+    if kind_of(condition) != "IsNotNull" or kind_of(condition.child()) != "AttributeReference":
+        return False
+    return id_of(condition.child()) in own
 
 
 def _leaf(plan: Any) -> tuple[str, list[Any], Sequence[Any]]:

@@ -306,7 +306,7 @@ class SqlContext:
             columns = list(map(str, items(parsed.userSpecifiedCols())))
             query = self._with_columns(parsed.query(), columns, f"sink '{target}'")
             return Statement("insert", name or target, text, query, target)
-        if kind.endswith("Command") or kind.startswith(
+        if self.catalyst.is_command(parsed) or kind.startswith(
             ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
         ):
             raise SqlError(
@@ -324,7 +324,7 @@ class SqlContext:
 
     def _run(self, read: Statement, name: str | None, state_ttl: Ttl, changed: str | None) -> Any:
         if read.kind == "explain":
-            return explained(self.compile(read.query, read.text, read.name))
+            return explained(self.compile(read.query, read.text, read.name, state_ttl is None))
         if read.kind == "inlined":
             windows = self._updating or None
             _check_no_argument(
@@ -432,7 +432,9 @@ class SqlContext:
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
         was = self._before(compiled.name)
         if was is not None:
-            is_known = {one: one in was.lineage or not said.startswith(STREAM) for one, said in lineage.items()}
+            is_known = {
+                one: one in was.lineage or not said.startswith(STREAM) for one, said in lineage.items()
+            }
             lineage = {one: said for one, said in lineage.items() if is_known[one]}
         operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
         builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)

@@ -171,7 +171,10 @@ def test_a_literal_has_a_value_for_each_row() -> None:
 def test_a_decimal_with_a_suffix_is_compared() -> None:
     """It may be a cast, which has other digits but the same value, if that fits."""
     rows = batch_of([(number, 1, 1, "a", "b", True, 1, 1, 1.0) for number in (4, 5, 6)])
-    for text, expected in (("a > 5BD", [False, False, True]), ("a = (CAST(5 AS DECIMAL))", [False, True, False])):
+    for text, expected in (
+        ("a > 5BD", [False, False, True]),
+        ("a = (CAST(5 AS DECIMAL))", [False, True, False]),
+    ):
         condition = arrow_condition(text, SCHEMA)
         assert condition is not None
         assert condition(rows).to_pylist() == expected

@@ -327,9 +327,7 @@ def test_deleted_rows_that_a_policy_or_a_partition_keeps_are_noticed(postgres_pl
     postgres_place.run("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (9)")
     body = "BEGIN IF old.v > 1 THEN RETURN old; END IF; RETURN NULL; END"
     postgres_place.run(f"CREATE FUNCTION keeps_one() RETURNS trigger LANGUAGE plpgsql AS '{body}'")
-    postgres_place.run(
-        "CREATE TRIGGER keeps BEFORE DELETE ON t_1 FOR EACH ROW EXECUTE FUNCTION keeps_one()"
-    )
+    postgres_place.run("CREATE TRIGGER keeps BEFORE DELETE ON t_1 FOR EACH ROW EXECUTE FUNCTION keeps_one()")
     check_kept(postgres_place, postgres_place.target("t"))
 
 
@@ -339,7 +337,9 @@ def check_kept(place: Place, target: Any) -> None:
     target.check(good.upserts.schema, ("k",))
     assert target.write("w", 0, good)
     keys = good.upserts.select(["k"])
-    with pytest.raises(StoreError, match="1 rows still exist after they were deleted: .* row security policy"):
+    with pytest.raises(
+        StoreError, match="1 rows still exist after they were deleted: .* row security policy"
+    ):
         target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), keys, ("k",)))
     assert place.run("SELECT * FROM t ORDER BY k") == [(1, 1), (2, 2)]
     assert target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), keys.slice(1), ("k",)))
@@ -585,7 +585,9 @@ def test_keys_of_kafka_have_one_text(request: pytest.FixtureRequest, tmp_path: P
 
 
 def test_mysql_gets_lengths_of_time_as_texts() -> None:
-    lengths = pa.chunked_array([pa.array([-dt.timedelta(seconds=1), None, dt.timedelta(hours=26, microseconds=1)], L)])
+    lengths = pa.chunked_array(
+        [pa.array([-dt.timedelta(seconds=1), None, dt.timedelta(hours=26, microseconds=1)], L)]
+    )
     assert sent("v", lengths) == ["-00:00:01", None, "26:00:00.000001"]
 
 

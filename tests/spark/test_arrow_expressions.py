@@ -133,7 +133,9 @@ def condition(pick: random.Random, depth: int) -> str:
         return f"({column} {pick.choice(['', 'NOT '])}IN ({listed[column]}))"
     if kind == 8:
         column = pick.choice(list(COLUMNS))
-        return pick.choice(["flag", "true", "(flag IS NULL)", f"({column} IS NOT NULL)", "(flag = flag < flag)"])
+        return pick.choice(
+            ["flag", "true", "(flag IS NULL)", f"({column} IS NOT NULL)", "(flag = flag < flag)"]
+        )
     if kind == 9:
         return f"(NOT {condition(pick, depth - 1)})"
     if kind == 10:

@@ -434,7 +434,9 @@ def test_a_filter_by_a_column_whose_value_varies_is_refused_over_changes(
 ) -> None:
     """As the same text is: a row could pass it, and its retraction not."""
     job = make_job()
-    rows = job.source("rows", spark.readStream.format("rate").load().selectExpr("value as k", "timestamp as at"))
+    rows = job.source(
+        "rows", spark.readStream.format("rate").load().selectExpr("value as k", "timestamp as at")
+    )
     counted = rows.apply(GroupAggregate([count().alias("n"), max_("at").alias("at")]), key="k", uid="n")
     varying = [sf.rand() < 0.5, sf.col("at") > sf.now(), sf.expr("at > current_timestamp()")]
     varying += [sf.input_file_name() == "a", sf.col("n") > sf.spark_partition_id()]

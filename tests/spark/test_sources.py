@@ -548,10 +548,17 @@ def test_a_decimal_with_a_comma_is_malformed(spark: SparkSession) -> None:
     """Spark's parser removes commas: 1,5 would be 15."""
     schema = "price decimal(10, 2), note string"
     prices = ["1,5", "1,234.50", ",5", "-1,0e1"]
-    good = [{"price": "1.5", "note": "1,5"}, {"price": 2.5}, {"price": None, "note": "x,1,y"}, {"note": '"1,5"'}]
+    good = [
+        {"price": "1.5", "note": "1,5"},
+        {"price": 2.5},
+        {"price": None, "note": "x,1,y"},
+        {"note": '"1,5"'},
+    ]
     given: list[dict[str, Any]] = [*good, *({"price": price} for price in prices)]
     read = [(Decimal("1.50"), "1,5"), (Decimal("2.50"), None), (None, "x,1,y"), (None, '"1,5"')]
-    said = [f"column 'price': '{price}' is not of type decimal(10,2) in the declared form" for price in prices]
+    said = [
+        f"column 'price': '{price}' is not of type decimal(10,2) in the declared form" for price in prices
+    ]
     bad = list(enumerate(said, len(good)))
     assert rows(json_rows(events(spark, *given), schema, malformed="drop")) == read
     assert reasons(json_rows(events(spark, *given), schema, malformed="only")) == bad

@@ -344,10 +344,23 @@ def test_versions_of_changed_rows_are_those_of_their_primary_key(spark: SparkSes
         assert sorted(row[2:4] for row in rows) == [(1, 5), (8, 5)]
 
 
+def test_versions_whose_values_must_not_be_null(spark: SparkSession, async_enabled: bool) -> None:
+    """A version with a null ends the one before it."""
+    sql = "SELECT l.k, a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k WHERE rate IS NOT NULL"
+    sources = timed_tables().sources(["l", "v"])
+    with PipelineHarness(sql_pipeline(sql, spark=spark), sources, async_enabled=async_enabled) as harness:
+        harness.push("v", [(1, 5, BEGIN), (1, None, BEGIN + dt.timedelta(seconds=5))])
+        harness.push("l", [(1, at, BEGIN + dt.timedelta(seconds=at)) for at in (1, 8)])
+        rows = [row for part in (harness.end_batch(), harness.finish()) for row in part["out"]]
+        assert rows == [("+I", 1, 1, 5)]
+
+
 def test_versions_of_changed_rows_are_compared_by_further_columns(
     spark: SparkSession, async_enabled: bool
 ) -> None:
-    sql = "SELECT l.k, a, rate FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k AND l.a = x.rate"
+    sql = (
+        "SELECT l.k, a, rate FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k AND l.a = x.rate"
+    )
     tables = timed_tables()
     sources = tables.sources(["l"])
     tables.insert_only, tables.keys = False, {"v": ["k"]}

@@ -103,6 +103,23 @@ def test_a_plan_is_made_from_the_key_of_a_lookup_as_well(spark: SparkSession) ->
     assert made[0] != made[1]
 
 
+def test_found_values_that_must_not_be_null_are_asked_for(spark: SparkSession, async_enabled: bool) -> None:
+    found = TableLookup(
+        [{"id": 1, "name": None, "size": 1}, {"id": 2, "name": "b", "size": 4}], ["id"], ["name", "size"]
+    )
+
+    def statements(context: SqlContext) -> Any:
+        context.add_lookup("dim", found, "id bigint", FOUND, {})
+        with pytest.raises(SqlError, match="conditions other than the key in a LEFT JOIN"):
+            context.run("SELECT t.id, size FROM t LEFT JOIN dim ON t.id = dim.id AND name IS NOT NULL")
+        return context.run("SELECT t.id, size FROM t JOIN dim ON t.id = dim.id WHERE name IS NOT NULL")
+
+    source = {"t": PipelineSource(SCHEMA)}
+    with PipelineHarness(pipeline(spark, statements), source, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0)])
+        assert harness.end_batch()["out"] == [("+I", 2, 4)]
+
+
 def test_a_lookup_of_insertions_needs_no_exchange(spark: SparkSession, async_enabled: bool) -> None:
     def statements(context: SqlContext) -> Any:
         with_lookup(context)

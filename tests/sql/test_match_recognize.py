@@ -198,6 +198,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         "SELECT * FROM v MATCH_RECOGNIZE (ORDER BY since MEASURES A.rate AS r ALL ROWS PER MATCH PATTERN (A))",
         "MATCH_RECOGNIZE with ALL ROWS",
     ),
+    "a misspelt clause": (
+        "SELECT * FROM v MATCH_RECOGNIZE (ORDER BY since MEASURES A.rate AS r ONE ROW PER MATCH\nAFTER MACH SKIP TO NEXT ROW PATTERN (A))",
+        "line 2: AFTER MACH.*this after ONE ROW PER MATCH",
+    ),
     "no measures": (
         "SELECT * FROM v\nMATCH_RECOGNIZE (ORDER BY since PATTERN (A))",
         "line 2: .*without MEASURES",

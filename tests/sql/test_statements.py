@@ -66,6 +66,8 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
             {"state_ttl": "1 day"},
             "state_ttl= has no effect on CREATE VIEW",
         ),
+        ("TRUNCATE TABLE t", {}, "TruncateTable is no statement of a stream"),
+        ("CACHE TABLE w AS SELECT 1 AS id", {}, "CacheTableAsSelect is no statement of a stream"),
         ("SELECT id FROM t", {"name": "Kept"}, "there is 'Kept' already"),
         ("SELECT id FROM t", {"name": "../a/b"}, "called '../a/b', which begins the names of its operators"),
         ("CREATE MATERIALIZED VIEW `a b` AS SELECT id FROM t", {}, "called 'a b', which begins the names"),
@@ -258,6 +260,15 @@ def test_functions_and_views_of_the_session_are_known_as_they_are_by_then(spark:
     finally:
         spark.catalog.dropTempView("made_later")
         spark.catalog.dropTempView("t")
+
+
+def test_explain_shows_the_plan_for_a_state_ttl(spark: SparkSession) -> None:
+    best = "SELECT id, max(v) AS m FROM t GROUP BY id"
+    text = f"EXPLAIN SELECT t.id, t.v FROM t JOIN ({best}) q ON t.id = q.id AND t.v = q.m"
+    context = SqlContext(spark)
+    context.add("t", table_of(Dataflow().add_source("t", Times(), None, SCHEMA)))
+    assert "Rank" in context.run(text)
+    assert "Rank" not in context.run(text, state_ttl="1 day")
 
 
 def test_each_node_of_a_plan_is_asked_once_whether_it_reads_a_source(

@@ -59,28 +59,12 @@ class BundleRunner(Runner):
         self._out: list[OutBatch] = []
         self._guards = sends_errors(operator)
         self._failed: list[tuple[pa.RecordBatch, RowError]] = []
+        # The times of a BundleContext, in microseconds.
+        self.watermark, self.previous_watermark = spec.watermark, spec.previous_watermark
+        self.processing_time = spec.processing_time
+        self.previous_processing_time = spec.previous_processing_time
 
     # -- BundleContext --------------------------------------------------------------------------------
-
-    @property
-    def watermark(self) -> int:
-        """The watermark of this micro-batch, microseconds."""
-        return self.spec.watermark
-
-    @property
-    def previous_watermark(self) -> int:
-        """The watermark of the previous micro-batch, microseconds."""
-        return self.spec.previous_watermark
-
-    @property
-    def processing_time(self) -> int:
-        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
-        return self.spec.processing_time
-
-    @property
-    def previous_processing_time(self) -> int:
-        """The processing time of the previous micro-batch, microseconds; MIN_WATERMARK in the first one."""
-        return self.spec.previous_processing_time
 
     def emit(
         self,
