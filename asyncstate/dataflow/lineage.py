@@ -70,16 +70,15 @@ def check_initial(node: Source, before: GraphManifest | None, is_first: bool) ->
 
 
 def check_order(flow: Dataflow, before: GraphManifest | None) -> None:
-    """Raise JobError if a source has another place than before: Spark would read it with the offsets of the one that was
-    there."""
+    """Raise JobError if a source has another place than before: Spark would read it with the offsets of the one that
+    was there."""
     was, now = (None if before is None else before.streams) or [], _streams(flow)
     moved = [name for at, name in enumerate(now) if name in was and was.index(name) != at]
     if moved:
         raise JobError(
-            f"the sources were ({', '.join(was)}) and are ({', '.join(now)}). Spark knows them by their order: it would "
-            f"read '{moved[0]}' with the offsets of another one, and rows would be lost or come again. Declare them in the "
-            "old order, a new one in the place of the one that it replaces; or name them in Spark from the first start "
-            "(docs/dataflow.md, several sources)"
+            f"the sources were ({', '.join(was)}) and are ({', '.join(now)}). Spark knows them by their order, "
+            f"and would read '{moved[0]}' with the offsets of another one. Declare them in the old order; or name them in "
+            "Spark from the first start (docs/dataflow.md, several sources)"
         )
 
 

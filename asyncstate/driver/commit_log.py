@@ -145,8 +145,8 @@ class CommitLog:
             )
             raise JobError(
                 f"job '{self.job_id}': {who} did not commit batch {batch_id}, whose rows a sink may have: it would "
-                f"take no others with this number; {way_out}. If no sink has rows of it, delete {_WRITING} in {self.folder} "
-                "and start the program again instead"
+                f"take no others with this number; {way_out}. If no sink has rows of it, delete {_WRITING} in "
+                f"{self.folder} and start the program again instead"
             )
         return started.processing_time
 

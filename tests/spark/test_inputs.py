@@ -69,7 +69,7 @@ def test_sources_come_by_name_go_on_and_change(
 
 
 def test_sources_keep_their_order(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
-    """Spark would read all rows of one again, as those that follow in the other."""
+    """Spark would read each with the offsets of the other."""
 
     def run(*names: str, tables: int = 0) -> Kept:
         job, kept = make_job(), Kept()
@@ -88,11 +88,11 @@ def test_sources_keep_their_order(spark: SparkSession, make_job: MakeJob, tmp_pa
         JobError, match=r"sources were \(left, right\) and are \(right, left\)\. Spark knows them by"
     ):
         run("right", "left")
-    with pytest.raises(JobError, match=r"it would read 'right' with the offsets of another one"):
+    with pytest.raises(JobError, match=r"would read 'right' with the offsets of another one"):
         run("right", "other")
     spark.range(2, 4, 1, 1).write.mode("append").parquet(str(tmp_path / "left"))
-    assert run("left", "other", tables=1).found == {1: [2, 3]}
-    assert run("left", "other", tables=1).found == {}
+    assert run("left", "right", tables=1).found == {1: [2, 3]}
+    assert run("left", "right", tables=1).found == {}
 
 
 def test_a_table_has_no_place_among_the_sources(
