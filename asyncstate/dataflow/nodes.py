@@ -77,12 +77,13 @@ class Node:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
     """Rows from outside. ``mode``: if None, the rows are changes if they have row kinds. ``schema``: given where there
-    is no DataFrame to take it from (in tests)."""
+    is no DataFrame to take it from (in tests). ``streams``: False for a table, which is read once."""
 
     declared: Times
     mode: ChangelogMode | None
     primary_key: tuple[str, ...] | None = None
     schema: pa.Schema | None = None
+    streams: bool = True
 
     @property
     def changelog(self) -> bool:

@@ -23,6 +23,7 @@ from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, own_settings, resolve
 from asyncstate.dataflow import Dataflow, Node, NodeMetrics, Stream, draw, explain
 from asyncstate.dataflow.graph import Facts
+from asyncstate.dataflow.lineage import check_order
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
 from asyncstate.driver.chain import RunPartitions
@@ -47,6 +48,7 @@ from asyncstate.spark.compatibility import (
     check_session,
     context_of,
     is_connect,
+    knows_sources_by_name,
     runs_locally,
     session_settings,
 )
@@ -377,7 +379,9 @@ class StreamingJob:
         if self._statements is not None:
             self._statements.context.check_free(name)
         shape = self._sources.add_table(name, df)
-        stream = self._graph.source(name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key)
+        stream = self._graph.source(
+            name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key, streams=False
+        )
         if self._statements is not None:
             self._statements.source(name, stream, shape)
         return stream
@@ -512,6 +516,8 @@ class StreamingJob:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
         with self._driver.dry_run() as batch:
             self._graph.check(batch)
+            if not knows_sources_by_name(self._spark):
+                check_order(self._graph.flow, batch.graph_before)
 
     def explain(self) -> str:
         """The graph as text: what each node does and where it runs, and the metrics of the last micro-batch.
