@@ -387,8 +387,6 @@ def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
             raise _NotTheSameError from error
     if kind == "DECIMAL":
         digits = [int(one.name) for one in node.to.expressions]
-        if not digits and isinstance(inner, exp.Literal):
-            raise _NotTheSameError  # it may be 5BD, which has one digit
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if isinstance(inner, exp.Literal):
             literal = inner.name

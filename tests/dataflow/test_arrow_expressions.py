@@ -122,7 +122,6 @@ def test_what_is_left_to_spark(text: str) -> None:
         "2 * 1.5",  # as a setting says, 2 has one digit or ten
         "(2) * 1.5",
         "1.5 + 2L",
-        "5BD",
         "ratio / 2",
         "CAST(ratio AS DECIMAL(10, 2))",
         "CAST(a AS INT)",
