@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlglot
@@ -140,6 +141,15 @@ def _cases(
     return found
 
 
+def _calendar(unit: str, dates: ArrowValue, rows: pa.RecordBatch) -> Any:
+    """The year or the month ("Y", "M") of dates. Arrow's own function has years of 16 bits."""
+    days = dates.column(rows)
+    numbers = days.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype("datetime64[D]")
+    found = numbers.astype(f"datetime64[{unit}]").astype(np.int64)  # since 1970
+    found = found + 1970 if unit == "Y" else found % 12 + 1
+    return pa.array(found.astype(np.int32), mask=days.is_null().to_numpy(zero_copy_only=False))
+
+
 def _call(function: str, *arguments: ArrowValue, kind: pa.DataType, options: Any = None) -> ArrowValue:
     return ArrowValue(partial(_called, function, [one.of for one in arguments], options), kind)
 
@@ -152,6 +162,10 @@ def _value(node: Any, schema: pa.Schema) -> ArrowValue:
     given = {name for name, part in node.args.items() if part}
     if read is None or not given <= {"this", "expression", *_OTHER_PARTS.get(type(node), ())}:
         raise _NotTheSameError
+    if isinstance(node, _PREDICATES) and any(
+        isinstance(part, (*_PREDICATES, exp.Not)) for part in node.iter_expressions()
+    ):
+        raise _NotTheSameError  # Spark reads ``a = b < c`` from the left: all comparisons have one precedence
     return read(node, schema)
 
 
@@ -188,7 +202,7 @@ def _scalar(value: Any, kind: pa.DataType) -> ArrowValue:
 
 
 def _number(text: str) -> ArrowValue:
-    if text.lstrip("-").isdecimal():
+    if text.removeprefix("-").isdecimal():
         number = int(text)
         return _scalar(number, pa.int32() if -(2**31) <= number < 2**31 else pa.int64())
     return _decimal(text)
@@ -196,7 +210,7 @@ def _number(text: str) -> ArrowValue:
 
 def _decimal(text: str) -> ArrowValue:
     """A decimal literal: ``1.50`` is a DECIMAL(3,2), and ``0.05`` a DECIMAL(2,2)."""
-    if not text.lstrip("-").replace(".", "", 1).isdecimal():
+    if not text.removeprefix("-").replace(".", "", 1).isdecimal():
         raise _NotTheSameError
     number = decimal.Decimal(text)
     _, digits, exponent = number.as_tuple()
@@ -251,24 +265,34 @@ def _is_int_literal(node: Any) -> bool:
     return isinstance(inner, exp.Literal) and inner.is_int and not inner.is_string
 
 
-def _is_literal(node: Any) -> bool:
-    """Whether it may be an integer literal to Spark: ``(2)``, and ``2L``, which sqlglot reads as a cast."""
-    while isinstance(node, exp.Paren) or (isinstance(node, exp.Cast) and not node.to.expressions):
-        node = node.this
-    return _is_int_literal(node)
+def _may_be_literal(node: Any) -> bool:
+    """Whether the node may be a literal of Spark: also in brackets, and with a suffix such as ``2L``, which sqlglot
+    reads as a cast."""
+    inner = node.unnest()
+    inner = inner.this if isinstance(inner, exp.Neg | exp.Cast) else inner
+    return isinstance(inner, exp.Literal)
 
 
 def _pair(left: Any, right: Any, schema: pa.Schema) -> tuple[ArrowValue, ArrowValue]:
     """Two nodes as values of one type, by which Spark compares them."""
-    one, two = _of_one_type([left, right], schema)
+    one, two = _of_one_type([_compared_value(left, schema), _compared_value(right, schema)])
     if not _is_comparable(one.type):
         raise _NotTheSameError
     return one, two
 
 
-def _of_one_type(nodes: Sequence[Any], schema: pa.Schema) -> list[ArrowValue]:
-    """The values of nodes, as the type that has all of their values."""
-    values = [_value(node, schema) for node in nodes]
+def _compared_value(node: Any, schema: pa.Schema) -> ArrowValue:
+    """The value of a node. Of ``5BD`` the type may be another one than Spark's, which a comparison does not show."""
+    inner = node.unnest()
+    if isinstance(inner, exp.Cast) and inner.to.this.name == "DECIMAL" and not inner.to.expressions:
+        digits = inner.this.name if isinstance(inner.this, exp.Literal) and inner.this.is_int else ""
+        if 0 < len(digits) <= 10:  # as many as a DECIMAL has
+            return _decimal(digits)
+    return _value(node, schema)
+
+
+def _of_one_type(values: Sequence[ArrowValue]) -> list[ArrowValue]:
+    """The values, as the type that has all of them."""
     kind = values[0].type
     for one in values[1:]:
         kind = kind if one.type == kind else _common(kind, one.type)
@@ -369,12 +393,12 @@ def _substring(node: Any, schema: pa.Schema) -> ArrowValue:
     return _call("utf8_slice_codeunits", _text(node.this, schema), kind=pa.string(), options=options)
 
 
-def _part_of_date(function: str, node: Any, schema: pa.Schema) -> ArrowValue:
+def _part_of_date(unit: str, node: Any, schema: pa.Schema) -> ArrowValue:
     inner = node.this.this if isinstance(node.this, exp.TsOrDsToDate) else node.this
     value = _value(inner, schema)
     if not pa.types.is_date32(value.type):
         raise _NotTheSameError
-    return ArrowValue(partial(_cast, _call(function, value, kind=pa.int64()).of, pa.int32()), pa.int32())
+    return ArrowValue(partial(_calendar, unit, value), pa.int32())
 
 
 def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
@@ -389,6 +413,8 @@ def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
         digits = [int(one.name) for one in node.to.expressions]
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if isinstance(inner, exp.Literal):
+            if not (digits or inner.is_string):
+                raise _NotTheSameError  # perhaps 5BD, whose type follows from its digits
             literal = inner.name
         value = _decimal(literal) if literal is not None else _value(inner, schema)
         return _as_type(value, _decimal_type(precision, scale))
@@ -402,8 +428,12 @@ def _arithmetic(node: Any, schema: pa.Schema) -> ArrowValue:
     one, two = _value(node.left, schema), _value(node.right, schema)
     if one.type == two.type and pa.types.is_floating(one.type):
         return _call(function, one, two, kind=one.type)
-    decimals = (pa.types.is_decimal128(one.type), pa.types.is_decimal128(two.type))
-    if not any(decimals) or _is_literal(node.left) or _is_literal(node.right):
+    others = [
+        side
+        for side, value in ((node.left, one), (node.right, two))
+        if not pa.types.is_decimal128(value.type)
+    ]
+    if len(others) == 2 or any(map(_may_be_literal, others)):
         raise _NotTheSameError  # the type of an integer literal follows a setting
     (p1, s1), (p2, s2) = _digits(one.type), _digits(two.type)
     one, two = _as_type(one, pa.decimal128(p1, s1)), _as_type(two, pa.decimal128(p2, s2))
@@ -423,14 +453,14 @@ def _case(node: Any, schema: pa.Schema) -> ArrowValue:
         raise _NotTheSameError
     conditions = _conditions([one.this for one in ifs], schema)
     nodes = [one.args["true"] for one in ifs] + ([] if otherwise is None else [otherwise])
-    values = _of_one_type(nodes, schema)
+    values = _of_one_type([_value(one, schema) for one in nodes])
     last = _scalar(None, values[0].type) if otherwise is None else values.pop()
     cases = tuple((condition.of, value.of) for condition, value in zip(conditions, values, strict=True))
     return ArrowValue(partial(_cases, cases, last.of), last.type)
 
 
 def _coalesce(node: Any, schema: pa.Schema) -> ArrowValue:
-    values = _of_one_type([node.this, *node.expressions], schema)
+    values = _of_one_type([_value(one, schema) for one in (node.this, *node.expressions)])
     return _call("coalesce", *values, kind=values[0].type)
 
 
@@ -439,6 +469,10 @@ _DIGITS: Final = 38
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
 _INTEGERS: Final = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "INT": pa.int32(), "BIGINT": pa.int64()}
 _ARITHMETIC: Final[Mapping[type[Any], str]] = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}
+_PREDICATES: Final = (
+    *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ),
+    *(exp.Is, exp.In, exp.Between, exp.Like),
+)
 _OTHER_PARTS: Final[Mapping[type[Any], tuple[str, ...]]] = {
     exp.Literal: ("is_string",),
     exp.Between: ("low", "high"),
@@ -476,8 +510,8 @@ _NODES: Final[Mapping[type[Any], Callable[[Any, pa.Schema], ArrowValue]]] = {
     exp.Contains: partial(_matched, "match_substring"),
     exp.Like: partial(_matched, "match_like"),
     exp.Substring: _substring,
-    exp.Year: partial(_part_of_date, "year"),
-    exp.Month: partial(_part_of_date, "month"),
+    exp.Year: partial(_part_of_date, "Y"),
+    exp.Month: partial(_part_of_date, "M"),
     exp.Cast: _converted,
     exp.TryCast: _converted,
     exp.Add: _arithmetic,

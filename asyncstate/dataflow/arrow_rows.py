@@ -1,6 +1,6 @@
 """Row-by-row nodes of a dataflow over Arrow rows, where Arrow gives the same answer as Spark for every row.
 
-Owns: ``arrow_transformed``, and ``no_rows``.
+Owns: ``arrow_transformed``, ``function_column`` and ``no_rows``.
 Invariant: rows keep their order; what is not certain to give Spark's answer is None.
 Must not import Spark.
 """
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow.arrow_expressions import arrow_condition, may_be_other_columns, projection
-from asyncstate.dataflow.nodes import Transform, array_of
+from asyncstate.dataflow.nodes import ArrowFunction, Transform, array_of
 
 
 def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.RecordBatch | None:
@@ -42,6 +42,13 @@ def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.
     return None
 
 
+def function_column(function: ArrowFunction, rows: pa.RecordBatch, name: str) -> pa.Array:
+    """The column ``name`` that a function makes of the rows, with the type that it makes of no rows, as in Spark's
+    plan. Raises SchemaError if the type depends on the values."""
+    kind = array_of(function, no_rows(rows.schema), name).type
+    return array_of(function, rows, name, kind)
+
+
 def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     """Columns without a value."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
@@ -64,7 +71,7 @@ def _columns(
     if made is None or not {one.name for one in made[: len(expressions)]}.isdisjoint(named):
         return None
     found = {one.name: one.column(rows) for one in made}
-    functions = {name: array_of(one, rows, name) for name, one in named.items() if name not in texts}
+    functions = {name: function_column(one, rows, name) for name, one in named.items() if name not in texts}
     return {one.name: found[one.name] for one in made[: len(expressions)]} | {
         name: functions[name] if name in functions else found[name] for name in named
     }

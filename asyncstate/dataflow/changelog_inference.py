@@ -47,8 +47,17 @@ _GENERATOR: Final = re.compile(
     r"\b((?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|variant_explode(?:_outer)?)\s*\(", re.IGNORECASE
 )
 """Functions that make any number of rows of one, in SQL text or the text of a Column."""
-_VARYING: Final = {"curdate", "now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
+_VARYING: Final = {
+    *("curdate", "now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"),
+    *("input_file_name", "input_file_block_start", "input_file_block_length"),
+}
 """Functions of Spark that sqlglot may not know."""
+_VARYING_CALL: Final = re.compile(
+    rf"\b({'|'.join(sorted(_VARYING))}|randn|randstr|uniform|uuid|shuffle|current_(date|time|timestamp)|"
+    r"localtime|localtimestamp)\s*\(",
+    re.IGNORECASE,
+)
+"""All such functions in the text of a Column."""
 
 
 def declared_mode(
@@ -262,9 +271,11 @@ def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Ch
     return found
 
 
-def changes_by_itself(text: Any) -> bool:
-    """Whether an expression has a function whose value is known to differ from one evaluation to the next."""
-    parsed = parsed_sql(text)
+def changes_by_itself(expression: Any) -> bool:
+    """Whether a SQL text or a Column has a function whose value is known to differ from one evaluation to the next."""
+    if not isinstance(expression, str):
+        return not callable(expression) and _VARYING_CALL.search(str(expression)) is not None
+    parsed = parsed_sql(expression)
     return parsed is not None and any(
         (_varies(node) and not isinstance(node, exp.Anonymous | exp.Subquery))
         or (isinstance(node, exp.Anonymous) and node.name.lower() in _VARYING)

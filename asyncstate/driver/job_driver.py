@@ -114,7 +114,9 @@ class JobDriver(Generic[R]):
         base = self._ledger.base_of(batch_id)
         self.schema = schema
         origin = self._ledger.origin_of(base)
-        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final, origin)
+        start = self._ledger.start_of(batch_id, self._clock.now_us(), final)
+        batch = self._make_batch(self._frame, batch_id, base, start, final, origin)
+        batch.before_writing = lambda: self._ledger.note_start(batch_id, batch.processing_time, final)
         batch.dropped_since = self._ledger.dropped
         try:
             called = time.perf_counter()

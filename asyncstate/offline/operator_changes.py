@@ -130,7 +130,7 @@ def _with_sources(manifest: Manifest, uid: str, named: Callable[[str], str | Non
 
     def now(name: str) -> str | None:
         owner, _, place = name.rpartition(":")
-        return named(place) if owner == uid else name
+        return named(place) if owner == uid and place.isdecimal() else name  # else a source of such a name
 
     def renamed(times: dict[str, int]) -> dict[str, int]:
         return {new: time for name, time in times.items() if (new := now(name)) is not None}

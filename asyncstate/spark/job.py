@@ -92,8 +92,8 @@ class StreamingJob:
     ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name`` is
     stored in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a job
     without a checkpoint may start, for a query that has already run without it. ``on_progress`` is called with the
-    ``last_progress`` of each committed micro-batch; it cannot fail the batch. ``unclaimed_state``: what becomes of state
-    that no operator of the job has: ``"refuse"``, ``"keep"`` or ``"drop"``.
+    ``last_progress`` of each committed micro-batch; it cannot fail the batch. ``unclaimed_state``: what becomes of
+    state that no operator of the job has: ``"refuse"``, ``"keep"`` or ``"drop"``.
 
     Raises ConfigurationError for invalid settings and CheckpointError for a checkpoint that cannot be used.
     """

@@ -132,7 +132,9 @@ class _Clause:
         places = range(*given[0]) if given else range(0)
         parts = [(n, n + 2, "") for n in places if self._is_of(n)]
         variables = {words.word(n) for n, _, _ in parts}
-        inner = {words.word(n) for n in places if words.word(n + 1) == "("} | {words.word(n) for n in places[:1]}
+        inner = {words.word(n) for n in places if words.word(n + 1) == "("} | {
+            words.word(n) for n in places[:1]
+        }
         text = words.within(*given[0], parts).strip() if given else ""
         second = words.tokens[slice(*given[1])] if len(given) == 2 else []
         number = next((one.text for one in second if one.text.isdigit()), "")
@@ -223,7 +225,10 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
     for one in shown.values.values():
         if one.separator is not None and named[one.column or ""].dataType.typeName() != "string":
             raise words.refusal(
-                at, close + 1, "LISTAGG of values that are no texts", "write LISTAGG(CAST(A.x AS STRING), ',')"
+                at,
+                close + 1,
+                "LISTAGG of values that are no texts",
+                "write LISTAGG(CAST(A.x AS STRING), ',')",
             )
     types = [_types(syntax, schema, one.values) for one in (shown, define)]
     match = MatchOf(

@@ -216,6 +216,14 @@ def _cast(node: Any, given: pa.DataType | None) -> Any:
     to, value = node.to.this, exp.paren(node.this)
     if to is exp.DType.TIMESTAMP:  # of ``to_timestamp``
         return exp.cast(node.this.copy(), "TIMESTAMPTZ")
+    elif to is exp.DType.DECIMAL and not node.to.expressions:
+        # Spark has ten digits, DuckDB others; of 5BD, which is such a cast to sqlglot, as many as are written.
+        is_number = isinstance(node.this, exp.Literal) and not node.this.is_string
+        if is_number:
+            return _REFUSED
+        made = node.copy()
+        made.set("to", exp.DataType.build("DECIMAL(10, 0)"))
+        return made
     elif given is None:
         return None
     elif to in exp.DataType.TEXT_TYPES:
@@ -319,9 +327,13 @@ def _arithmetic(node: Any, *given: pa.DataType | None) -> Any:
         return None
     if not all(_is(one, pa.types.is_decimal, pa.types.is_integer) for one in given):
         return None  # doubles
-    (p1, s1), (p2, s2) = (
-        _digits(one, side) for one, side in zip(given, (node.this, node.expression), strict=True)
-    )
+    sides = (node.this.unnest(), node.expression.unnest())
+    if any(
+        _is(one, pa.types.is_integer) and isinstance(side, exp.Cast) and side.this.is_int
+        for one, side in zip(given, sides, strict=True)
+    ):
+        return _REFUSED  # perhaps 2L, of which Spark counts the digits
+    (p1, s1), (p2, s2) = (_digits(one, side) for one, side in zip(given, sides, strict=True))
     precision, scale = _DECIMALS[type(node)](p1, s1, p2, s2)
     if precision > _MOST_DIGITS and scale > _KEPT_SCALE:  # Spark gives up digits after the point
         if type(node) is not exp.Div:

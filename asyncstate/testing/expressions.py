@@ -22,8 +22,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
 from asyncstate.dataflow.arrow_expressions import projection
-from asyncstate.dataflow.arrow_rows import arrow_transformed, no_rows
-from asyncstate.dataflow.nodes import array_of
+from asyncstate.dataflow.arrow_rows import arrow_transformed, function_column, no_rows
 from asyncstate.errors import EnvironmentSetupError, SchemaError
 from asyncstate.testing.duckdb_sql import in_duckdb
 
@@ -124,7 +123,7 @@ def _exploded(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
 
 def _named(rows: pa.RecordBatch, node: Transform) -> dict[str, pa.Array]:
     """The columns that are given by name."""
-    found = {name: array_of(one, rows, name) for name, one in node.named.items() if callable(one)}
+    found = {name: function_column(one, rows, name) for name, one in node.named.items() if callable(one)}
     texts = {name: one for name, one in node.named.items() if name not in found}
     for name, columns in zip(texts, _computed(rows, list(texts.values())), strict=True):
         found[name] = columns[0][1]

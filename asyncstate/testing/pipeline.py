@@ -251,7 +251,8 @@ class PipelineHarness:
                         "pushed; call end_batch before restart"
                     )
             stored = {*self._left, *(uid for uid, one in self._operators.items() if one.has_state)}
-            self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored, unclaimed_state)
+            saved = self._left | {uid: one.snapshot() for uid, one in self._operators.items()}
+            self._build(saved, stored, unclaimed_state)
         except BaseException:
             self.__dict__.update(kept)
             raise

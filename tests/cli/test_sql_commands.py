@@ -159,7 +159,7 @@ def test_an_error_of_spark_is_said_without_its_frames(spark: SparkSession, folde
     """With the exit code of what could not be done."""
     file = folder / "job.sql"
     file.write_text(f"""\
-CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders', mode 'FAILFAST');
+CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders');
 CREATE TABLE seen (id BIGINT) USING console;
 INSERT INTO seen SELECT id FROM orders WHERE id > 1;
 """)

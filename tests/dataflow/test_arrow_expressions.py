@@ -102,6 +102,11 @@ def test_it_keeps_the_rows_that_duckdb_keeps(rows: list[Any], text: str) -> None
         "a IN (SELECT 1)",
         "a IN (1, NULL)",
         "a IN (b)",
+        "flag = a < b",  # to Spark it is (flag = a) < b
+        "flag = text LIKE 'a%'",
+        "flag != a BETWEEN 1 AND 2",
+        "flag <=> a IN (1, 2)",
+        "flag = a NOT IN (1, 2)",
         "max(a) > 1",
         "CASE a WHEN 1 THEN true END",
         "IF(a > 1, 1, 'a') = 1",
@@ -121,7 +126,11 @@ def test_what_is_left_to_spark(text: str) -> None:
         "a * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5 * 1.5",  # over 38 digits
         "2 * 1.5",  # as a setting says, 2 has one digit or ten
         "(2) * 1.5",
+        "2L * 1.5",
         "1.5 + 2L",
+        "5BD",  # of one digit
+        "coalesce(1.5, 5BD)",
+        "CAST('--1' AS DECIMAL(5, 2))",
         "ratio / 2",
         "CAST(ratio AS DECIMAL(10, 2))",
         "CAST(a AS INT)",
@@ -157,6 +166,20 @@ def test_a_literal_has_a_value_for_each_row() -> None:
     condition = arrow_condition("1 = 1", SCHEMA)
     assert condition is not None
     assert rows.filter(condition(rows)).num_rows == 3
+
+
+def test_a_decimal_with_a_suffix_is_compared() -> None:
+    """It may be a cast, which has other digits but the same value, if that fits."""
+    rows = batch_of([(number, 1, 1, "a", "b", True, 1, 1, 1.0) for number in (4, 5, 6)])
+    for text, expected in (
+        ("a > 5BD", [False, False, True]),
+        ("a = (CAST(5 AS DECIMAL))", [False, True, False]),
+    ):
+        condition = arrow_condition(text, SCHEMA)
+        assert condition is not None
+        assert condition(rows).to_pylist() == expected
+    assert arrow_condition("a > 12345678901BD", SCHEMA) is None
+    assert arrow_condition("a > 1.5BD", SCHEMA) is None
 
 
 def test_plain_columns() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from asyncstate.dataflow.arrow_expressions import arrow_value
@@ -65,13 +66,14 @@ def exact(pick: random.Random, depth: int) -> str:
     """A decimal."""
     kind = pick.randrange(7 if depth else 3)
     if kind < 3:
-        literals = ["1.5", "0.05", "-2.00", "CAST(1BD AS DECIMAL(1,0))", "100.00BD"]
+        literals = ["1.5", "0.05", "-2.00", "CAST(1BD AS DECIMAL(1,0))", "100.00BD", "5BD"]
         return pick.choice(["price", "rate", "wide", pick.choice(literals)])
     if kind == 3:
         return f"CAST({pick.choice(['tiny', 'small', 'number', 'large', '7', 'price'])} AS DECIMAL(24,3))"
     if kind == 4:
         return f"(- {exact(pick, depth - 1)})"
-    sides = [exact(pick, depth - 1), pick.choice([exact(pick, depth - 1), "number", "tiny"])]
+    others = [exact(pick, depth - 1), "number", "tiny", pick.choice(["2L", "(3)", "CAST(4 AS BIGINT)"])]
+    sides = [exact(pick, depth - 1), pick.choice(others)]
     pick.shuffle(sides)
     return f"({sides[0]} {pick.choice('+-*')} {sides[1]})"
 
@@ -130,7 +132,10 @@ def condition(pick: random.Random, depth: int) -> str:
         column = pick.choice(list(listed))
         return f"({column} {pick.choice(['', 'NOT '])}IN ({listed[column]}))"
     if kind == 8:
-        return pick.choice(["flag", "true", "(flag IS NULL)", f"({pick.choice(list(COLUMNS))} IS NOT NULL)"])
+        column = pick.choice(list(COLUMNS))
+        return pick.choice(
+            ["flag", "true", "(flag IS NULL)", f"({column} IS NOT NULL)", "(flag = flag < flag)"]
+        )
     if kind == 9:
         return f"(NOT {condition(pick, depth - 1)})"
     if kind == 10:
@@ -189,3 +194,19 @@ def test_arrow_and_spark_agree(spark: SparkSession, seed: int) -> None:
         pairs = zip(map(shown, made.to_pylist()), map(shown, wanted.to_pylist()), rows, strict=True)
         wrong += [(candidate, one, two, row) for one, two, row in pairs if one != two][:1]
     assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_years_and_months_of_all_dates(spark: SparkSession) -> None:
+    """Also of those that Python does not have."""
+    pick = random.Random(7)
+    days = [-(2**31), 2**31 - 1, 11_000_000, -12_700_000, 2_932_896, -719_529, 0, -1, None]
+    days += [pick.randint(-(2**31), 2**31 - 1) for _ in range(50)]
+    numbers = pa.array(days, pa.int32())
+    rows = pa.RecordBatch.from_arrays([numbers.cast(pa.date32())], ["day"])[3:]
+    texts = ["year(day)", "month(day)", "year(DATE '1999-12-31')"]
+    found = [arrow_value(text, rows.schema) for text in texts]
+    made = [None if one is None else one.column(rows) for one in found]
+    frame = spark.createDataFrame(pa.table([numbers], ["number"])).coalesce(1)
+    dates = frame.selectExpr("date_from_unix_date(number) as day").selectExpr(*texts)
+    wanted = dates.toArrow().slice(3).combine_chunks()
+    assert made == [column.chunk(0) for column in wanted.columns]

@@ -427,3 +427,22 @@ def test_a_checkpoint_opens_in_both_forms(
 
 def state_of(spark: SparkSession, place: Path) -> Counter[str]:
     return Counter(map(str, read_state(spark, str(place)).drop("version", "partition").collect()))
+
+
+def test_a_filter_by_a_column_whose_value_varies_is_refused_over_changes(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    """As the same text is: a row could pass it, and its retraction not."""
+    job = make_job()
+    rows = job.source(
+        "rows", spark.readStream.format("rate").load().selectExpr("value as k", "timestamp as at")
+    )
+    counted = rows.apply(GroupAggregate([count().alias("n"), max_("at").alias("at")]), key="k", uid="n")
+    varying = [sf.rand() < 0.5, sf.col("at") > sf.now(), sf.expr("at > current_timestamp()")]
+    varying += [sf.input_file_name() == "a", sf.col("n") > sf.spark_partition_id()]
+    for number, condition in enumerate([*varying, "input_file_name() = 'a'", sf.col("n") > 1]):
+        counted.where(condition).to(lambda *_: None, name=str(number))
+        rows.where(condition if number < 4 else "k > 1").to(lambda *_: None, name=f"insertions {number}")
+    with pytest.raises(JobError, match="the job's graph has 6 problems") as refused:
+        job.check()
+    assert str(refused.value).count("its retraction not") == 6

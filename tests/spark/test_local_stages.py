@@ -554,6 +554,23 @@ def test_columns_are_computed_from_those_before_the_node(
 
 
 @PLACES
+def test_a_function_of_columns_has_the_type_that_it_has_of_no_rows(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    """Or a sink would get other columns from the driver's process than from Spark."""
+    job = make_job(options={"async-state.executor": executor})
+    rows = job.source("rows", spark.readStream.format("rate").load().selectExpr("value as k"))
+    counted = rows.apply(GroupAggregate([count().alias("n")]), key="k", uid="n")
+    halved = counted.with_columns(
+        half=lambda batch: batch["n"].cast(pa.float64() if batch.num_rows else pa.int64())
+    )
+    halved.to(lambda df, _: df.collect(), name="halved")
+    _, on_batch = job._started()
+    with pytest.raises(Exception, match="half' returned double, but int64 was expected"):
+        on_batch(spark.sql("select 1L as k"), 0)
+
+
+@PLACES
 def test_rows_belong_to_the_session_of_the_micro_batch(
     spark: SparkSession, make_job: MakeJob, executor: str
 ) -> None:

@@ -111,7 +111,11 @@ def test_a_function_is_refused_before_its_first_commit(spark: Any, tmp_path: Pat
 
 
 def test_another_word_is_refused(spark: Any, tmp_path: Path, enabled: str) -> None:
-    with pytest.raises(ConfigurationError, match="unclaimed_state is 'delete'; give 'refuse' or 'keep' or 'drop'"):
+    with pytest.raises(
+        ConfigurationError, match="unclaimed_state is 'delete'; give 'refuse' or 'keep' or 'drop'"
+    ):
         _graph(spark, tmp_path, "totals", [], "delete", **{"async-state.enabled": enabled})
-    with pytest.raises(ConfigurationError, match="async-state.unclaimed-state.*StreamingJob.unclaimed_state='keep'"):
+    with pytest.raises(
+        ConfigurationError, match="async-state.unclaimed-state.*StreamingJob.unclaimed_state='keep'"
+    ):
         _graph(spark, tmp_path, "totals", [], **{"async-state.unclaimed-state": "keep"})

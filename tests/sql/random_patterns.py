@@ -221,8 +221,11 @@ class PatternQuery(Draws):
         text, of = self.of_row("" if name is None else f"{name}.")
         is_text, distinct = word == "LISTAGG", self.chance(0.6)
         between = self.one_of("", "-", ", ")
-        shown = f"CAST({text} AS STRING){f", '{between}'" if between else ''}" if is_text else text
-        function = (lambda found: between.join(map(str, found)) if found else None) if is_text else AGGREGATES[word]
+        literal = f", '{between}'" if between else ""
+        shown = f"CAST({text} AS STRING){literal}" if is_text else text
+        function = (
+            (lambda found: between.join(map(str, found)) if found else None) if is_text else AGGREGATES[word]
+        )
 
         def all_of(taken: Taken) -> Any:
             found = [one for row in self._rows(taken, name) if (one := of(row)) is not None]

@@ -358,7 +358,9 @@ def test_versions_whose_values_must_not_be_null(spark: SparkSession, async_enabl
 def test_versions_of_changed_rows_are_compared_by_further_columns(
     spark: SparkSession, async_enabled: bool
 ) -> None:
-    sql = "SELECT l.k, a, rate FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k AND l.a = x.rate"
+    sql = (
+        "SELECT l.k, a, rate FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k AND l.a = x.rate"
+    )
     tables = timed_tables()
     sources = tables.sources(["l"])
     tables.insert_only, tables.keys = False, {"v": ["k"]}

@@ -161,7 +161,10 @@ def test_a_compiled_filter_needs_no_session(spark: SparkSession) -> None:
 ELSEWHERE = "not kept up to date: the current time outside of a comparison in a condition"
 REFUSED: dict[str, tuple[str, str]] = {
     "selected": ("SELECT id,\n now() AS at FROM t", f"line 2: now\\(\\): {ELSEWHERE}"),
-    "one of two times": ("SELECT id FROM t WHERE at > current_date OR at < now() - INTERVAL 1 DAY", ELSEWHERE),
+    "one of two times": (
+        "SELECT id FROM t WHERE at > current_date OR at < now() - INTERVAL 1 DAY",
+        ELSEWHERE,
+    ),
     "or by chance": ("SELECT id FROM t WHERE at > current_date OR rand() > 0.5", "rand|" + ELSEWHERE),
     "with a column": ("SELECT id FROM t WHERE now() - at < INTERVAL 1 HOUR", ELSEWHERE),
     "of an aggregate": ("SELECT count_if(at > now()) AS n FROM t", ELSEWHERE),

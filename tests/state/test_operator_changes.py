@@ -185,3 +185,25 @@ def test_a_sink_is_taken_for_right_and_follows_its_operator(tmp_path: Path) -> N
     assert "no sink 'tables'; its sinks are 'table', 'late'" in run(
         "accept-sink", str(tmp_path), "tables", "--yes", code=2
     )
+
+
+def test_the_watermark_of_a_source_that_has_a_colon_stays(tmp_path: Path) -> None:
+    """An input of an operator is ``uid:number``; sources may have any name."""
+    checkpoint = Checkpoint(LocalFiles(tmp_path))
+    checkpoint.claim("job")
+    operators = {"top": OperatorManifest("top", "Rank", 1, [])}
+    times = {"top:0": 1, "top:eu": 2, "other:0": 3}
+    checkpoint.commit(
+        Manifest("job", 0, -1, 128, operators, sources=times, heard={"top:eu": 5}, idle=["top:eu"])
+    )
+
+    def sources() -> tuple[dict[str, int], dict[str, int], list[str]]:
+        manifest = Checkpoint(LocalFiles(tmp_path)).latest()
+        assert manifest is not None
+        return manifest.sources, manifest.heard, manifest.idle
+
+    run("rename-operator", str(tmp_path), "top", "best", "--yes")
+    assert sources() == ({"best:0": 1, "top:eu": 2, "other:0": 3}, {"top:eu": 5}, ["top:eu"])
+    run("rename-operator", str(tmp_path), "best", "top", "--yes")
+    run("drop-operator", str(tmp_path), "top", "--yes")
+    assert sources() == ({"top:eu": 2, "other:0": 3}, {"top:eu": 5}, ["top:eu"])

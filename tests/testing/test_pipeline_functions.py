@@ -82,6 +82,11 @@ def _selected(text: str) -> pa.Array:
         ("CAST(f * 1e30 AS INT)", pa.int32(), None),  # it does not fit
         ("m * i", pa.decimal128(20, 2), decimal.Decimal("-17.85")),
         ("m + 1", pa.decimal128(10, 2), decimal.Decimal("-1.55")),
+        ("m * (3)", pa.decimal128(11, 2), decimal.Decimal("-7.65")),
+        ("abs(m) * (3)", pa.decimal128(11, 2), decimal.Decimal("7.65")),
+        ("CAST(m AS DECIMAL)", pa.decimal128(10, 0), decimal.Decimal("-3")),
+        ("CAST(f AS DECIMAL)", pa.decimal128(10, 0), decimal.Decimal("-3")),
+        ("CAST(s AS DECIMAL)", pa.decimal128(10, 0), None),
         ("m / 3", pa.decimal128(13, 6), decimal.Decimal("-0.850000")),
         ("i * 1.0 / 3", pa.decimal128(18, 6), decimal.Decimal("2.333333")),
         ("m % 2", pa.decimal128(3, 2), decimal.Decimal("-0.55")),
@@ -165,6 +170,8 @@ def test_what_is_often_used_has_these_values_in_spark(spark: SparkSession) -> No
     "text",
     [
         "hash(s)",
+        "m * 2L",  # of one digit, which CAST(2 AS BIGINT) is not
+        "5BD",
         "array_sort(array(i), (l, r) -> 0)",
         "rand(7)",
         "months_between(d, d)",
@@ -222,3 +229,18 @@ def test_a_session_that_is_too_old_for_functions_of_dataframes_is_refused() -> N
         JobError, match="on Spark 4.0 or newer, and this session is of Spark 3.5.8; use SQL text"
     ):
         PipelineHarness(flow, {"events": EVENTS}, spark=session)
+
+
+def test_a_function_of_columns_has_the_type_that_it_has_of_no_rows() -> None:
+    """Spark has to know the type before there are rows, so a job fails, too."""
+
+    def flow(events: Stream) -> None:
+        halved = events.select(
+            "id", half=lambda batch: batch["us"].cast(pa.float64() if batch.num_rows else pa.int64())
+        )
+        halved.to(print, name="out")
+
+    with PipelineHarness(flow, {"events": EVENTS}) as harness:
+        harness.push("events", [(1, 5, None)])
+        with pytest.raises(SchemaError, match="'half' returned double, but int64 was expected"):
+            harness.end_batch()
