@@ -30,7 +30,7 @@ folder, options={...})`), the Spark session (`spark.async-state.enabled`, or the
 `spark-submit` drops), the default. Unknown keys and values out of range are refused before a row is read. In a text, a
 size or duration needs a unit (`64mb`, with b, kb, mb and gb of 1024; or ms, s, min, h; or `10 minutes`). An int is in
 bytes or milliseconds; a `timedelta` is a duration. All operators of a job share `checkpoint-dir`, `memory`,
-`retained-versions`, `max-parallelism` and `unclaimed-state`.
+`retained-versions` and `max-parallelism`.
 
 | Key | Default | Takes | Meaning |
 |---|---|---|---|

@@ -140,10 +140,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["count", "warn", "fail"],
         "[Retractions without a matching row](order-and-time.md): count them, also warn, or fail.",
     ] = "warn"
-    unclaimed_state: Annotated[
-        Literal["refuse", "keep", "drop"],
-        "State that [no operator of the job has](schema-changes.md#a-renamed-or-removed-operator).",
-    ] = "refuse"
     snapshot_interval: Annotated[
         _Count | None,
         "Micro-batches from one snapshot to the next; `auto`: 10, up to 40 while [they change little]"
@@ -376,6 +372,9 @@ _REMOVED: Mapping[str, str] = {
     "watchdog-timeout": "a micro-batch fails if records wait and no read completes for a minute",
     "call-limit": "set the attribute call_limit of the operator, or LookupJoin(call_limit=)",
     "call-timeout": "set the attribute call_timeout of the operator, or ctx.call(timeout_seconds=)",
+    "unclaimed-state": (
+        "give StreamingJob(unclaimed_state='keep') or 'drop', or `sql run --unclaimed-state`, for one start"
+    ),
     "local-aggregation": "set the attribute local_aggregation of the operator: 'auto', 'always' or 'never'",
     "checkpoint.retry-attempts": "a request to an object store is always tried 5 times, within a minute",
     "checkpoint.retry-timeout": "a request to an object store is always tried 5 times, within a minute",

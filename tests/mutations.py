@@ -251,7 +251,7 @@ MUTATIONS: Final = (
         "runtime/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/columnar/column_state.py",
+        "asyncstate/state/columnar/state_columns.py",
         "stored.present & self._lifetime.live(stored.numpy(0).astype(np.int64, copy=False))",
         "stored.present",
         "runtime/test_column_cache.py",

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _SPARK_FILES: Final = ("orc", "json", "csv")
 """Files that Spark writes."""
 _FILES: Final = ("parquet", *_SPARK_FILES)
+_OF_TEXT: Final = ("json", "csv")
+"""Files with records that may not fit their columns."""
+_CORRUPT: Final = "_corrupt_record"
+"""The column in which Spark keeps such a record, unless an option names another one."""
 _SAME: Final = {"postgres": "postgresql", "files": "filesystem", "print": "console", "mariadb": "mysql"}
 _CLIENT: Final = ("kafka.", "properties.")
 _REGISTRY: Final = "schema.registry."
@@ -308,11 +312,29 @@ def _file_source(job: StreamingJob, spark: Any, options: _Options) -> None:
             "'FAILFAST', or 'PERMISSIVE' with 'columnNameOfCorruptRecord'",
         )
     given = {name: one.value for name, one in options.own.items() if name not in _DECLARED}
+    if options.connector in _OF_TEXT and how is None and not _keeps_corrupt(options):
+        given["mode"] = "FAILFAST"
     df = reader.options(**given).load()
     names = [name.lower() for name, _, _ in table.columns]
     if options.connector == "rate" and names not in ([], ["timestamp", "value"]):
         raise options.error("a rate has the columns timestamp TIMESTAMP, value BIGINT; leave the columns out")
     job.source(table.name, df, **_declared(options))
+
+
+def _keeps_corrupt(options: _Options) -> bool:
+    """Whether the table has a column for the text of a record that cannot be read. Raises SqlError for an option that
+    names a column that is not there: such records would become rows of nulls."""
+    option = options.own.get("columnNameOfCorruptRecord")
+    names = [name.lower() for name, _, _ in options.table.columns]
+    if option is None:
+        return _CORRUPT in names
+    if option.value.lower() not in names:
+        raise options.script.error(
+            option.line,
+            f"option '{option.name}' names a column that table '{options.table.name}' does not have; declare it as "
+            "STRING",
+        )
+    return True
 
 
 def _kafka_source(job: StreamingJob, options: _Options) -> None:

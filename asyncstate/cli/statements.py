@@ -81,6 +81,14 @@ def run(
         str | None, typer.Option("--remote", help="A server of Spark Connect, sc://host; needs --plan.")
     ] = None,
     conf: Conf = None,
+    unclaimed_state: Annotated[
+        str,
+        typer.Option(
+            "--unclaimed-state",
+            metavar="refuse|keep|drop",
+            help="What becomes of state that no statement of the file has.",
+        ),
+    ] = "refuse",
 ) -> None:
     """Run the statements until Ctrl-C, which ends the query after the running micro-batch."""
     with _read(file, checkpoint, conf) as place:
@@ -91,7 +99,7 @@ def run(
         plans = None if plan is None else _text_of(plan)
         spark = _session(place, master, remote)
         with _asked_to_stop() as asked, _said(file):
-            job = _job(spark, place, place.checkpoint, plans, start_anew)
+            job = _job(spark, place, place.checkpoint, plans, start_anew, unclaimed_state=unclaimed_state)
             query = job.start(trigger="availableNow" if available_now else place.trigger, progress=True)
             while not asked.is_set() and not job.await_termination(query, _POLL_SECONDS):
                 pass
@@ -234,13 +242,14 @@ def _job(
     plans: str | None,
     start_anew: Sequence[str] | None,
     shown: bool = False,
+    unclaimed_state: Any = "refuse",
 ) -> StreamingJob:
     """The job of a file; ``shown``: its sinks are not opened."""
     from asyncstate.cli.connectors import ShownSink, declare_source, sink_of
     from asyncstate.spark import StreamingJob
 
     script = place.script
-    job = StreamingJob(spark, checkpoint, place.options, place.name)
+    job = StreamingJob(spark, checkpoint, place.options, place.name, unclaimed_state=unclaimed_state)
     if plans is not None:
         job.load_plans(plans)
     for table in script.tables:

@@ -18,7 +18,6 @@ from asyncstate.codec.ddl import ArrowType, SchemaLike, TypeLike, read_schema, r
 from asyncstate.codec.evolution import Refusal, TypeChange, check_evolution, refusals
 from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
-    MAX_PARALLELISM_LIMIT,
     check_max_parallelism,
     hash_columns,
     key_group,
@@ -27,6 +26,9 @@ from asyncstate.codec.hashing import (
 )
 from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
 from asyncstate.codec.keys import (
+    GROUP_BYTES,
+    STATE_ID_AT,
+    STATE_PREFIX_BYTES,
     KeyCodec,
     decode_namespace,
     encode_namespace,
@@ -38,7 +40,9 @@ from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 
 __all__ = [
     "BROADCAST_GROUP",
-    "MAX_PARALLELISM_LIMIT",
+    "GROUP_BYTES",
+    "STATE_ID_AT",
+    "STATE_PREFIX_BYTES",
     "ArrowType",
     "KeyBatch",
     "KeyCodec",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,13 @@ from asyncstate.errors import CodecError, SchemaError
 EncodeKey = Callable[[tuple[Any, ...]], bytes]
 DecodeKey = Callable[..., tuple[tuple[Any, ...], int]]
 
+GROUP_BYTES: Final = 2
+"""Length of the key group, with which every store key begins."""
+STATE_ID_AT: Final = GROUP_BYTES
+"""Position of the state's id in a store key: one byte."""
+STATE_PREFIX_BYTES: Final = STATE_ID_AT + 1
+"""Length of the prefix of every store key: key group and state id."""
+
 _INT64_BIAS = 1 << 63
 _NAMESPACE = struct.Struct(">Q")
 
@@ -37,7 +44,7 @@ _NAMESPACE = struct.Struct(">Q")
 @functools.lru_cache(maxsize=64)
 def group_prefixes(max_parallelism: int) -> tuple[bytes, ...]:
     """The first two bytes of the store keys of each key group."""
-    return tuple(group.to_bytes(2, "big") for group in range(max_parallelism))
+    return tuple(group.to_bytes(GROUP_BYTES, "big") for group in range(max_parallelism))
 
 
 class KeyCodec:

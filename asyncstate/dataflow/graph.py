@@ -91,6 +91,7 @@ class Dataflow:
         schema: pa.Schema | None = None,
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
+        streams: bool = True,
     ) -> Stream:
         """Add a source; see ``StreamingJob.source`` and ``PipelineHarness``."""
         if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # as it may be called
@@ -102,6 +103,7 @@ class Dataflow:
             mode=declared_mode(name, mode, changelog),
             primary_key=declared_key(name, primary_key),
             schema=schema,
+            streams=streams,
         )
         return self.add(node)
 

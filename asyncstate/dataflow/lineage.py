@@ -1,6 +1,6 @@
 """What the checkpoint stores of a graph, and whether a changed graph may continue from it.
 
-Owns: ``graph_manifest``, ``check_sinks``, ``check_initial`` and ``to_begin``.
+Owns: ``graph_manifest``, ``check_sinks``, ``check_order``, ``check_initial`` and ``to_begin``.
 Invariant: a sink never continues silently if the rows it has received differ from those that the graph would now emit.
 Must not import Spark.
 """
@@ -38,7 +38,12 @@ def graph_manifest(
     """What the manifest stores of ``flow``; ``initial``: the sources that start with initial rows."""
     known = {} if before is None else before.sources
     new = {node.name: node.name in initial for node in flow.sources if node.name not in known}
-    return GraphManifest({**known, **new}, {node.name: _rows_of(node, changes) for node in flow.sinks})
+    sinks = {node.name: _rows_of(node, changes) for node in flow.sinks}
+    return GraphManifest({**known, **new}, sinks, _streams(flow))
+
+
+def _streams(flow: Dataflow) -> list[str]:
+    return [node.name for node in flow.sources if node.streams]
 
 
 def to_begin(initial: Collection[str], before: GraphManifest | None, is_first: bool) -> list[str]:
@@ -61,6 +66,19 @@ def check_initial(node: Source, before: GraphManifest | None, is_first: bool) ->
         raise JobError(
             "it has initial rows, which must come before its stream, but micro-batches have already read that; leave "
             "initial out, or give them to an operator with a new uid: apply(..., initial_state=...)"
+        )
+
+
+def check_order(flow: Dataflow, before: GraphManifest | None) -> None:
+    """Raise JobError if a source has another place than before: Spark would read it with the offsets of the one that
+    was there."""
+    was, now = (None if before is None else before.streams) or [], _streams(flow)
+    moved = [name for at, name in enumerate(now) if name in was and was.index(name) != at]
+    if moved:
+        raise JobError(
+            f"the sources were ({', '.join(was)}) and are ({', '.join(now)}). Spark knows them by their order, "
+            f"and would read '{moved[0]}' with the offsets of another one. Declare them in the old order; or name them "
+            "in Spark from the first start (docs/dataflow.md, several sources)"
         )
 
 

@@ -77,12 +77,13 @@ class Node:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
     """Rows from outside. ``mode``: if None, the rows are changes if they have row kinds. ``schema``: given where there
-    is no DataFrame to take it from (in tests)."""
+    is no DataFrame to take it from (in tests). ``streams``: False for a table, which is read once."""
 
     declared: Times
     mode: ChangelogMode | None
     primary_key: tuple[str, ...] | None = None
     schema: pa.Schema | None = None
+    streams: bool = True
 
     @property
     def changelog(self) -> bool:
@@ -196,6 +197,8 @@ class Union(Node):
         first, *others = (one.times for one in self.inputs)
         if any(one.event_time != first.event_time for one in others):
             return Times()
+        if any(one.watermark_delay is None for one in others):  # the watermark does not wait for its rows
+            first = first._replace(watermark_delay=None)
         if all((one.sequence, one.drop_stale) == (first.sequence, first.drop_stale) for one in others):
             return first
         return Times(first.event_time)

@@ -1,13 +1,18 @@
 """The job's side of the checkpoint: the manifest that a micro-batch starts from, and its commit.
 
-Owns: ``CommitLog``; the only module of this package that reads or writes manifests.
-Invariant: batch N starts from the manifest of batch N-1 and from no other.
+Owns: ``CommitLog``; the only module of this package that reads or writes manifests; ``StartedBatch``.
+Invariant: batch N starts from the manifest of batch N-1 and from no other, and once a sink may have its rows always at
+the same time.
 Must not import pyspark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+import msgspec
 
 from asyncstate.config import Config
 from asyncstate.driver.operator_manifests import (
@@ -16,7 +21,7 @@ from asyncstate.driver.operator_manifests import (
     without_dropped,
 )
 from asyncstate.driver.write_marks import Origin
-from asyncstate.errors import CheckpointError, JobError
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError, JobError
 from asyncstate.runtime import SourceTimes
 from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
 
@@ -25,6 +30,15 @@ BATCH_SCHEMA = "batch"
 restart."""
 
 _REPLAYABLE_VERSIONS = 2
+_WRITING: Final = "writing/"
+
+
+class StartedBatch(msgspec.Struct, frozen=True):
+    """A micro-batch whose rows a sink may have, when it started (microseconds), and whether ``finish`` started it."""
+
+    batch_id: int
+    processing_time: int
+    final: bool = False
 
 
 class CommitLog:
@@ -47,6 +61,8 @@ class CommitLog:
         self._first_batch_id = first_batch_id
         self._checkpoint = Checkpoint(files)
         self._claimed = False
+        self._started: StartedBatch | None = None
+        self._older_starts: list[str] = []
         self.dropped: frozenset[str] = frozenset()
         """The operators that the base of a repeated batch had, and the version of that batch no longer has."""
         latest = self.latest()
@@ -73,6 +89,7 @@ class CommitLog:
         if not self._claimed:
             self._checkpoint.claim(self.job_id)
             self._checkpoint.files.sweep()  # files of killed writers; running ones have an hour
+            self._find_started()
             self._claimed = True
         self.dropped = frozenset()
         latest = self.latest()
@@ -110,6 +127,55 @@ class CommitLog:
             f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is at batch "
             f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
         )
+
+    def start_of(self, batch_id: int, now_us: int, final: bool = False) -> int:
+        """When ``batch_id`` starts, microseconds: now; but if a sink may have its rows from an earlier attempt, when
+        that one started. At another time the batch could have other rows, and the sink, which has it, takes none. Call
+        ``base_of`` first. Raises JobError if the earlier attempt was of the query, and this one is of ``finish``, or
+        the reverse.
+        """
+        started = self._started
+        if started is None or started.batch_id != batch_id:
+            return now_us
+        if started.final != final:
+            who, way_out = (
+                ("the query", "start the query, which repeats it, and call finish() when it has ended")
+                if final
+                else ("finish()", "call finish() again, and start a new job for new rows")
+            )
+            raise JobError(
+                f"job '{self.job_id}': {who} did not commit batch {batch_id}, whose rows a sink may have: it would "
+                f"take no others with this number; {way_out}. If no sink has rows of it, delete {_WRITING} in "
+                f"{self.folder} and start the program again instead"
+            )
+        return started.processing_time
+
+    def note_start(self, batch_id: int, processing_time: int, final: bool = False) -> None:
+        """Remember when ``batch_id`` started, before a sink gets its rows. Raises CheckpointError."""
+        started = StartedBatch(batch_id, processing_time, final)
+        if started == self._started:
+            return
+        name = f"{_WRITING}{self._checkpoint.epoch:010d}.json"
+        self.files.put_bytes(name, msgspec.json.encode(started))
+        self._started = started
+        with suppress(CheckpointError):  # the next driver tries again
+            older, self._older_starts = self._older_starts, []
+            self.files.delete_files(older)
+
+    def _find_started(self) -> None:
+        """Read what the last driver has noted. A driver that was fenced off may still note something, under its own
+        epoch."""
+        names = self.files.list(_WRITING)
+        if not names:
+            return
+        self._older_starts = names
+        try:
+            self._started = msgspec.json.decode(self.files.get_bytes(names[-1]), type=StartedBatch)
+        except msgspec.MsgspecError as error:
+            raise CheckpointCorruptionError(
+                f"checkpoint file {names[-1]} cannot be read: {error}. It has the time of the micro-batch that a sink "
+                "may have; delete it to repeat that micro-batch at the present time"
+            ) from error
 
     def origin_of(self, base: Manifest | None) -> Origin:
         """The origin of the micro-batch over ``base``, by which a sink distinguishes writes; call ``base_of`` first."""

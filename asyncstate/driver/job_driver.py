@@ -114,7 +114,9 @@ class JobDriver(Generic[R]):
         base = self._ledger.base_of(batch_id)
         self.schema = schema
         origin = self._ledger.origin_of(base)
-        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final, origin)
+        start = self._ledger.start_of(batch_id, self._clock.now_us(), final)
+        batch = self._make_batch(self._frame, batch_id, base, start, final, origin)
+        batch.before_writing = lambda: self._ledger.note_start(batch_id, batch.processing_time, final)
         batch.dropped_since = self._ledger.dropped
         try:
             called = time.perf_counter()
@@ -171,7 +173,7 @@ class JobDriver(Generic[R]):
             return ()
         superseded = set(batch.superseded) - batch.applied.keys()
         with_state = {uid for uid, one in stored.items() if one.has_state} - superseded
-        dropped = check_claimed(with_state, batch.applied.keys(), self._frame.config.unclaimed_state)
+        dropped = check_claimed(with_state, batch.applied.keys(), self._frame.unclaimed_state)
         return dropped | (stored.keys() - with_state - batch.applied.keys())
 
     def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:

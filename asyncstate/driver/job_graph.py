@@ -81,9 +81,11 @@ class JobGraph(Generic[R]):
         initial: Any = None,
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
+        streams: bool = True,
     ) -> Stream:
-        """A source with the columns of ``shape``; ``initial``: rows that precede the stream, read once."""
-        stream = self.flow.add_source(name, times, changelog, None, mode, primary_key)
+        """A source with the columns of ``shape``; ``initial``: rows that precede the stream, read once;
+        ``streams``: False for a table, which has no others."""
+        stream = self.flow.add_source(name, times, changelog, None, mode, primary_key, streams)
         self._shapes[name] = shape
         if initial is not None:
             self.initial[name] = initial

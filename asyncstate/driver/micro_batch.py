@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,6 +66,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    UnclaimedState,
     WatermarkSource,
     check_claimed,
     check_is_operator,
@@ -91,13 +92,15 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class JobFrame(Generic[R]):
     """What all micro-batches of a job share. ``resolve`` derives an operator's Config from its own options. ``checks``:
-    for each operator what it was last checked with, and what that gave."""
+    for each operator what it was last checked with, and what that gave. ``unclaimed_state``: what becomes of state that
+    no operator has."""
 
     job_id: str
     checkpoint: str = field(repr=False)
     config: Config
     resolve: Any
     executor: Executor[R]
+    unclaimed_state: UnclaimedState = "refuse"
     checks: dict[str, _Check] = field(default_factory=dict, repr=False)
 
 
@@ -128,6 +131,10 @@ class Applied:
         return operator_after(self.uid, self.operator, batch_id, parallelism, records, declared, self.route)
 
 
+def _nothing() -> None:
+    pass
+
+
 class MicroBatch(Generic[R]):
     """Applies stateful operators to the DataFrames of one micro-batch; usable until the function returns.
 
@@ -153,6 +160,9 @@ class MicroBatch(Generic[R]):
         """Its job and checkpoint, by which sinks distinguish its writes from others."""
         self.written: set[tuple[str, str]] = set()
         """The place and writer of each sink that has been written to."""
+        self.before_writing: Callable[[], None] = _nothing
+        """Called before a sink gets rows that it will not take again: from then on a repeated micro-batch starts at the
+        same time, so that it has the same rows."""
         self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
         """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
         self.processing_time = max(now_us, previous_processing_time(base))
@@ -417,7 +427,7 @@ class MicroBatch(Generic[R]):
         dropped."""
         operators = {} if self._base is None else self._base.operators
         stored = [uid for uid, one in operators.items() if one.has_state]
-        check_claimed(stored, uids, self._frame.config.unclaimed_state)
+        check_claimed(stored, uids, self._frame.unclaimed_state)
 
     @property
     def fusion(self) -> bool:

@@ -34,7 +34,7 @@ from asyncstate.runtime import (
 )
 from asyncstate.storage import OperatorManifest
 
-JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state", "memory")
+JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "memory")
 """Settings that apply to the whole job; an operator's own options cannot change them."""
 
 

@@ -87,11 +87,6 @@ class BundleReads:
         self.unanswered -= 1
         return values
 
-    @property
-    def prefetched(self) -> int:
-        """Prefetched lists of keys that were not requested yet."""
-        return len(self._ahead) + len(self._ahead_before)
-
     def begin_prefetch(self) -> None:
         """The prefetches of a bundle follow; the one before it is processed next, earlier ones have been."""
         self._ahead_before, self._ahead = self._ahead, {}

@@ -18,7 +18,7 @@ from asyncstate.errors import AsyncStateError
 from asyncstate.execution.record import Record, SideRow
 from asyncstate.operator import Timers
 from asyncstate.specs import ERRORS_OUTPUT, RowError
-from asyncstate.state.columnar.column_state import BundleState
+from asyncstate.state.columnar.state_columns import BundleState
 from asyncstate.state.keyed.state_context import KeyedState
 
 CHANGED_HINT: Final = (

@@ -141,19 +141,13 @@ class InFlightRecords:
             record.following = None
             self.blocked -= 1
             self._ready.append(following)
-        unreleased = self._unreleased
-        if unreleased and unreleased[0] is record:
-            self.release()
-
-    def release(self) -> None:
-        """Pass on the rows of all records that have ended, up to the first that has not."""
-        unreleased = self._unreleased
-        outputs = self._outputs
+        # The rows of all records that have ended leave, up to the first that has not.
+        unreleased, outputs = self._unreleased, self._outputs
         while unreleased and unreleased[0].pending < 0:
-            record = unreleased.popleft()
-            if record.out:
-                _append_rows(record.out, outputs)
-            record.out = None
+            ended = unreleased.popleft()
+            if ended.out:
+                _append_rows(ended.out, outputs)
+            ended.out = None
 
     # -- the end, and what is seen from outside ---------------------------------------------------------
 

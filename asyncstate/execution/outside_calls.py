@@ -1,12 +1,14 @@
 """Outside calls: functions of the operator's author that wait for HTTP or a database.
 
-Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there; ``CallLimits`` and
-``OutsideCall``.
+Owns: ``OutsideCalls``, the operator's ``open_calls`` and ``close_calls``, and ``LoopThread``, the event loop of all of
+them; ``CallLimits`` and ``OutsideCall``.
 Invariants: at most ``CallLimits.in_flight`` calls run at once, those counted whose plain functions run on after their
 timeout, and the event loop has a few times as many; a call ends at its timeout at the latest, with an answer in
 ``completions``; after ``close`` no call runs except a plain function on a thread, which nothing can stop, and its
 result is dropped.
-The event loop is not that of the store reads: a function that blocks it delays other calls only.
+Store reads do not use the event loop, and only starting and ending it blocks the task's thread, each for a given time:
+a function that blocks the loop delays other calls only.
+Only this module and ``read_threads`` start threads (and anyio's worker threads, from the loops that start here).
 Must not touch state or records.
 """
 
@@ -18,7 +20,8 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,16 +29,19 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeGuard
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import FutureStateError, OperatorError
-from asyncstate.execution.completions import Completion, Completions, LoopThread
+from asyncstate.execution.completions import Completion, Completions
 from asyncstate.futures import StateFuture
 from asyncstate.metrics import Count, Elapsed, Limit, MaxGauge
 
 running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default=None)
 """The name of the outside call whose function runs, on the loop or on a separate thread."""
+
+Hook = Callable[[], Awaitable[None]]
 
 _LONGEST_SECONDS: Final = 86_400.0
 _AHEAD_FACTOR: Final = 4  # calls given to the loop, in multiples of those that may run: it never idles
@@ -83,6 +89,69 @@ async def _nothing() -> None:
     pass
 
 
+class LoopThread:
+    """An event loop on a separate thread. Runs ``opening``, then what is passed to ``run_soon``, then ``closing``; the
+    hooks in one and the same task.
+
+    Between ``start`` and ``stop`` the thread that made it may call ``run_soon``.
+    """
+
+    def __init__(self, name: str, opening: Hook, closing: Hook) -> None:
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._opening = opening
+        self._closing = closing
+        self._started: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks: anyio.abc.TaskGroup
+        self._stopping: anyio.Event
+        self.closing_error: BaseException | None = None
+        """The error of ``closing``; known when ``stop`` has returned True."""
+
+    def start(self, timeout_seconds: float) -> None:
+        """Return when ``opening`` has ended; raises what it raises, and TimeoutError."""
+        self._thread.start()
+        self._started.result(timeout_seconds)
+
+    def run_soon(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Start ``function(*arguments)`` as a task, which must not raise."""
+        self._loop.call_soon_threadsafe(self._start, function, arguments)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Cancel the tasks, then run ``closing`` and end the thread.
+
+        False when that is not done after ``timeout_seconds``: the thread is then abandoned.
+        """
+        if self._started.done() and self._started.exception() is None:
+            with suppress(RuntimeError):  # the loop has already ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _start(self, function: Callable[..., Coroutine[Any, Any, None]], arguments: tuple[Any, ...]) -> None:
+        self._tasks.start_soon(function, *arguments)
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend="asyncio")
+        except BaseException as error:
+            if self._started.done():
+                self.closing_error = error
+            else:
+                self._started.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = anyio.Event()
+        await self._opening()
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._started.set_result(None)
+                await self._stopping.wait()
+                self._tasks.cancel_scope.cancel()
+        finally:
+            await self._closing()
+
+
 class OutsideCalls:
     """The calls of one task. A context manager: at the end of the block all calls end."""
 
@@ -90,8 +159,8 @@ class OutsideCalls:
         self,
         uid: str,
         limits: CallLimits | None = None,
-        opening: Callable[[], Awaitable[None]] = _nothing,
-        closing: Callable[[], Awaitable[None]] = _nothing,
+        opening: Hook = _nothing,
+        closing: Hook = _nothing,
     ) -> None:
         self.uid = uid
         self.limits = limits or CallLimits()
@@ -207,7 +276,7 @@ class OutsideCalls:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        if not loop.stop(cancel=True, timeout_seconds=self._patience_seconds):
+        if not loop.stop(self._patience_seconds):
             raise OperatorError(
                 f"operator '{self.uid}': the event loop of its outside calls does not end, because a coroutine blocks "
                 "it or ignores its cancellation; its thread keeps running. Await in the coroutine, or make it a "

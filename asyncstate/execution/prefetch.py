@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 from typing import Final
 
+from asyncstate.codec import STATE_ID_AT, STATE_PREFIX_BYTES
 from asyncstate.execution.reads import ReadRequest, Reads, Values
 from asyncstate.state_backend import WriteBackCache
 from asyncstate.storage import MemTable
@@ -31,8 +32,6 @@ _REST_BLOCKS_MAX: Final = 64
 _ABSENT_SHARE: Final = 0.5  # of the keys read: a quick store detects an absent key by a filter in memory
 _INTERESTS_MAX: Final = 64
 _PLACES_MAX: Final = 10 * BLOCK_ROWS
-_ID_AT: Final = 2
-_PREFIX_BYTES: Final = 3  # key group and state id
 
 
 @dataclass(slots=True)
@@ -124,9 +123,9 @@ class ReadAhead:
 
     def waited(self, key: bytes, encoded_key: bytes, times: int = 1) -> None:
         """Count a read of ``key`` from the store by a record, whose key it contains, ``times`` times."""
-        end = _PREFIX_BYTES + len(encoded_key)
-        if key[_PREFIX_BYTES:end] == encoded_key:
-            self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += times
+        end = STATE_PREFIX_BYTES + len(encoded_key)
+        if key[STATE_PREFIX_BYTES:end] == encoded_key:
+            self._waited[key[STATE_ID_AT:STATE_PREFIX_BYTES], key[end:]] += times
             if len(self._waited) > _PLACES_MAX:
                 self._waited.clear()  # each record reads a different entry
 

@@ -41,7 +41,7 @@ class ReadThreads:
         if wanted > 0:
             self._start(wanted)
 
-    def close(self, timeout_seconds: float | None = None) -> bool:
+    def close(self, timeout_seconds: float) -> bool:
         """Drop waiting list gets, wait for running reads and end the threads.
 
         False when reads still run after ``timeout_seconds``: their threads are then abandoned.
@@ -52,9 +52,9 @@ class ReadThreads:
                 self._waiting.get_nowait()
         for _ in threads:
             self._waiting.put(None)
-        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        until = time.monotonic() + timeout_seconds
         for thread in threads:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def _start(self, count: int) -> None:

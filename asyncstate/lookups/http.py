@@ -23,6 +23,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
+import pyarrow as pa
+
 from asyncstate.display import HIDDEN, without_secrets
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import ConfigurationError, OperatorError
@@ -34,6 +36,7 @@ _PAUSE_MAX: Final = 86_400.0
 """Seconds; a service may ask for more than a clock can represent."""
 _MIB: Final = 1 << 20
 _PLAIN_HEADERS: Final = {"accept", "accept-encoding", "accept-language", "content-type", "user-agent"}
+_BYTES: Final = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -121,13 +124,26 @@ class HttpLookup(Lookup):
         return f"HttpLookup({without_secrets(self.url)!r}{headers})"
 
     def check(self, keys: Any, columns: Any) -> None:
-        """See ``Lookup``: the address has no place for a value that the key does not have."""
+        """See ``Lookup``: the address has a place for values of the key, none that the key does not have, and each has
+        one text."""
         asked = [int(name) for _, name, _, _ in string.Formatter().parse(self.url) if name]
-        if asked and max(asked) >= len(keys):
+        if not asked:
+            raise ConfigurationError(
+                "HttpLookup: url has no placeholder, so every key would get the answer to the same request; write {0} "
+                "where the first value of the key belongs"
+            )
+        if max(asked) >= len(keys):
             raise ConfigurationError(
                 f"HttpLookup: url has a placeholder {{{max(asked)}}}, but {len(keys)} values are sent: "
                 f"{', '.join(keys.names)}; placeholders count from 0"
             )
+        for at in asked:
+            kind = keys.field(at).type
+            if pa.types.is_nested(kind) or any(is_one(kind) for is_one in _BYTES):
+                raise ConfigurationError(
+                    f"HttpLookup: '{keys.field(at).name}' of type {kind} has no text in an address; convert it to a "
+                    "string"
+                )
 
     def take_share(self, start: float, size: float) -> None:
         """Use this part of ``requests_per_second``; called in each task before ``open``."""

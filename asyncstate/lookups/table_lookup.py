@@ -54,6 +54,12 @@ class TableLookup(Lookup):
                 )
         for name, sent in zip(self.key, keys, strict=True):
             kind = self.table.schema.field(name).type
+            if _is_float_and_decimal(kind, sent.type):
+                raise SchemaError(
+                    f"TableLookup: the table's column '{name}' is of type {kind}, and '{sent.name}' of type "
+                    f"{sent.type}: 0.1 as a float is not the decimal 0.1, so most rows would find nothing; cast one of "
+                    "them"
+                )
             if _family(kind) != _family(sent.type):
                 raise SchemaError(
                     f"TableLookup: the table's column '{name}' is of type {kind} and can never equal a value of "
@@ -75,6 +81,11 @@ def _names(what: str, given: object) -> tuple[str, ...]:
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise SchemaError(f"TableLookup: {what} is {given!r}; give a list of the names of columns")
     return tuple(str(name) for name in names)
+
+
+def _is_float_and_decimal(one: pa.DataType, other: pa.DataType) -> bool:
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other)]
+    return any(map(pa.types.is_floating, kinds)) and any(map(pa.types.is_decimal, kinds))
 
 
 def _family(kind: pa.DataType) -> object:

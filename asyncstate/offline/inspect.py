@@ -20,6 +20,8 @@ import xxhash
 from asyncstate.changelog import ROW_KIND_TEXTS
 from asyncstate.codec import (
     BROADCAST_GROUP,
+    GROUP_BYTES,
+    STATE_PREFIX_BYTES,
     KeyCodec,
     PickleCodec,
     RowCodec,
@@ -36,7 +38,7 @@ from asyncstate.state.columnar.column_maps import BY_ROW
 from asyncstate.state.columnar.list_blocks import read_heads, read_rows
 from asyncstate.state.expiring.expiry import STAMP_BYTES, UNTIMED
 from asyncstate.state.keyed.chunks import COUNT_BYTES, elements
-from asyncstate.state.ranges import pages_of
+from asyncstate.state.ranges import NAMESPACE_BYTES, TIME_FIRST_PREFIX_BYTES, pages_of
 from asyncstate.state.stored_lists import BLOCKS, ELEMENTS, ListPiece, list_pieces
 from asyncstate.state.timers import TIMERS_BY_TIME, live_timers
 from asyncstate.state.versions import PICKLED
@@ -49,9 +51,6 @@ TIMER_KIND: Final = "timer"
 TIMERS_STATE: Final = StateSpec(TIMERS_BY_TIME, TIMERS, TIMER_KIND)
 """Represents an operator's timers, which are not declared, among its states."""
 
-_GROUP_BYTES: Final = 2
-_PREFIX_BYTES: Final = _GROUP_BYTES + 1  # and the state id
-_NAMESPACE_BYTES: Final = 8
 _ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a buffered row
 _FIRST_ORDERED: Final = 3  # state id of the buffered rows of input 0
 _PAGE_ENTRIES: Final = 4096
@@ -146,7 +145,7 @@ class StateDecoder:
         if self.state.kind == "broadcast":
             prefixes = [BROADCAST_GROUP] if broadcast else []
         else:
-            prefixes = [group.to_bytes(_GROUP_BYTES, "big") for group in groups]
+            prefixes = [group.to_bytes(GROUP_BYTES, "big") for group in groups]
             if self.state.kind == "ordered" and broadcast:  # rows of a broadcast input
                 prefixes.append(BROADCAST_GROUP)
         for prefix in prefixes:
@@ -157,7 +156,7 @@ class StateDecoder:
         """The encoded keys in store keys; none for kinds whose store keys do not begin with one."""
         if self.state.kind in ("ordered", "broadcast", TIMER_KIND):
             return []
-        start = _PREFIX_BYTES + (_NAMESPACE_BYTES if self._time_first else 0)
+        start = TIME_FIRST_PREFIX_BYTES if self._time_first else STATE_PREFIX_BYTES
         ends = self._keys.decode_prefix(keys, start)[1]
         return [key[start:end] for key, end in zip(keys, ends.tolist(), strict=True)]
 
@@ -194,7 +193,7 @@ class StateDecoder:
                 f"{self.owner}: the rows of a key with many rows are in another state (its name and {BY_ROW}), which "
                 "is not there or has other columns; read an older checkpoint version"
             )
-        start = key[:_GROUP_BYTES] + bytes([other.state.id]) + key[_PREFIX_BYTES:]
+        start = key[:GROUP_BYTES] + bytes([other.state.id]) + key[STATE_PREFIX_BYTES:]
         position = 0
         for page in pages_of(entries.iterate(start, prefix_end(start)), _PAGE_ENTRIES):
             times, *columns = other._decode([value for _, value in page]).flatten()
@@ -236,7 +235,7 @@ class StateDecoder:
             raise CodecError(
                 f"{self.owner}: a stored row has no row kind; read an older checkpoint version"
             ) from None
-        times = [decode_namespace(key, _PREFIX_BYTES) for key, _ in page]
+        times = [decode_namespace(key, STATE_PREFIX_BYTES) for key, _ in page]
         tails = [key[-_ARRIVAL_BYTES:] for key, _ in page]
         return [
             pa.array([None if time == MIN_WATERMARK else time for time in times], pa.int64()),
@@ -250,15 +249,16 @@ class StateDecoder:
     def _located(self, keys: list[bytes]) -> tuple[list[pa.Array] | None, pa.Array, Int64Array]:
         """Key columns and namespaces of store keys, and where each key's own part ends."""
         if self.state.kind == "broadcast":
-            return None, pa.nulls(len(keys), pa.int64()), np.full(len(keys), _PREFIX_BYTES, np.int64)
-        start = _PREFIX_BYTES + (_NAMESPACE_BYTES if self._time_first else 0)
+            return None, pa.nulls(len(keys), pa.int64()), np.full(len(keys), STATE_PREFIX_BYTES, np.int64)
+        start = TIME_FIRST_PREFIX_BYTES if self._time_first else STATE_PREFIX_BYTES
         columns, ends = self._keys.decode_prefix(keys, start)
         if self._time_first:
-            return columns, pa.array([decode_namespace(key, _PREFIX_BYTES) for key in keys], pa.int64()), ends
+            found = [decode_namespace(key, STATE_PREFIX_BYTES) for key in keys]
+            return columns, pa.array(found, pa.int64()), ends
         if not self._namespaced:
             return columns, pa.nulls(len(keys), pa.int64()), ends
         found = [decode_namespace(key, end) for key, end in zip(keys, ends.tolist(), strict=True)]
-        return columns, pa.array(found, pa.int64()), ends + _NAMESPACE_BYTES
+        return columns, pa.array(found, pa.int64()), ends + NAMESPACE_BYTES
 
     def _check_ends(self, keys: list[bytes], ends: Int64Array) -> None:
         for key, end in zip(keys, ends.tolist(), strict=True):

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end, schema_from_text
+from asyncstate.codec import BROADCAST_GROUP, GROUP_BYTES, KeyCodec, prefix_end, schema_from_text
 from asyncstate.config import Config
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.field_migrations import CastField, DropField, FieldEdit, RenameField
@@ -209,7 +209,7 @@ class _Migration:
     def _changes(self, store: RocksDBStore, number: int, state: StateSpec) -> Iterator[list[Change]]:
         """The sorted changes of a partition, whole key groups at a time."""
         first, end = group_range(number, self._operator.parallelism, self.manifest.max_parallelism)
-        prefixes = [group.to_bytes(2, "big") for group in range(first, end)]
+        prefixes = [group.to_bytes(GROUP_BYTES, "big") for group in range(first, end)]
         if state.kind == "broadcast":
             prefixes = [BROADCAST_GROUP]
         elif state.kind == _ORDERED:  # rows of a broadcast input

@@ -3,17 +3,11 @@
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """
 
-from asyncstate.runtime.declarations.checks import (
-    check_is_operator,
-    check_stateless,
-    checked_inputs,
-    ordered_by,
-)
-from asyncstate.runtime.declarations.claims import check_claimed
+from asyncstate.runtime.declarations.checks import check_is_operator, check_stateless, checked_inputs
+from asyncstate.runtime.declarations.claims import UnclaimedState, check_claimed, check_unclaimed_state
 from asyncstate.runtime.declarations.declared_inputs import (
     Delay,
     Keys,
-    Order,
     OrderBy,
     SequenceBy,
     check_num_inputs,
@@ -51,7 +45,6 @@ from asyncstate.runtime.declarations.watermark import (
 from asyncstate.runtime.partition.broadcast_inputs import pack_broadcast
 from asyncstate.runtime.partition.restore_plans import read_state, state_bytes, why_no_stores
 from asyncstate.runtime.partition.task import run_partitions, run_stateless, run_to_the_end
-from asyncstate.runtime.partition.task_context import TaskContext
 from asyncstate.runtime.partition.unmatched_retractions import warn_of_missing_rows
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
 from asyncstate.runtime.rows.output_pipeline import (
@@ -86,7 +79,6 @@ __all__ = [
     "InitialValues",
     "InputBatch",
     "Keys",
-    "Order",
     "OrderBy",
     "OutBatch",
     "OutputPipeline",
@@ -98,9 +90,9 @@ __all__ = [
     "SideBatch",
     "SourceTimes",
     "Step",
-    "TaskContext",
     "TaskSpec",
     "TaskStatistics",
+    "UnclaimedState",
     "WatermarkSource",
     "WorkerMemory",
     "advance_sources",
@@ -113,6 +105,7 @@ __all__ = [
     "check_parallelism",
     "check_stateless",
     "check_uid",
+    "check_unclaimed_state",
     "check_values",
     "checked_inputs",
     "delay_us",
@@ -123,7 +116,6 @@ __all__ = [
     "input_sources",
     "keys_of_inputs",
     "names_files",
-    "ordered_by",
     "pack_broadcast",
     "pack_records",
     "read_state",

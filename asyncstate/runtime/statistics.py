@@ -8,7 +8,6 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ from asyncstate.metrics import (
 from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch
 from asyncstate.state import ColumnCacheStatistics
 from asyncstate.storage import OperatorManifest
-
-_KIB: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +96,6 @@ class LimitStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatistics:
-    """``worker_rss_bytes_peak``: peak memory of the Python worker process so far."""
-
-    worker_rss_bytes_peak: MaxGauge
-
-    @classmethod
-    def of_this_process(cls) -> WorkerStatistics:
-        """Measure this process now."""
-        rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-        return cls(worker_rss_bytes_peak=rss_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStatistics:
     """During a task's run: ``input_seconds`` waiting for rows, ``output_seconds`` until emitted rows were consumed."""
 
@@ -155,7 +139,8 @@ class TaskStatistics:
     is about all of them, with the ``partition`` metrics of the first one.
 
     ``run_seconds``: from opening the store to the last row. ``commit_seconds``: then writing and uploading the delta.
-    ``compaction_seconds``: then waiting for the store's compaction.
+    ``compaction_seconds``: then waiting for the store's compaction. ``worker_rss_bytes_peak``: peak memory of the
+    Python worker process so far.
     """
 
     rows: RowStatistics
@@ -164,7 +149,7 @@ class TaskStatistics:
     transfers: TransferStatistics | None = None
     partition: PartitionStatistics | None = None
     limits: LimitStatistics | None = None
-    worker: WorkerStatistics | None = None
+    worker_rss_bytes_peak: MaxGauge | None = None
     run_seconds: Elapsed | None = None
     commit_seconds: Elapsed | None = None
     compaction_seconds: Elapsed | None = None

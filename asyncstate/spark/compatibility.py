@@ -229,6 +229,13 @@ def leaf_schemas(df: DataFrame) -> list[str]:
     return schemas
 
 
+def knows_sources_by_name(spark: SparkSession) -> bool:
+    """Whether Spark finds the offsets of a source by its name, from Spark 4.2 on if that is asked for, and not by its
+    place."""
+    asked = spark.conf.get("spark.sql.streaming.queryEvolution.enableSourceEvolution", "false")
+    return str(asked).lower() == "true"
+
+
 def is_deterministic(df: DataFrame) -> bool:
     """Whether no expression in the plan of ``df`` varies with its partitions, its reader or chance. Unknown over Spark
     Connect, and True there."""

@@ -23,6 +23,7 @@ from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, own_settings, resolve
 from asyncstate.dataflow import Dataflow, Node, NodeMetrics, Stream, draw, explain
 from asyncstate.dataflow.graph import Facts
+from asyncstate.dataflow.lineage import check_order
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
 from asyncstate.driver.chain import RunPartitions
@@ -36,11 +37,18 @@ from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError, SqlError
 from asyncstate.locations import absolute
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
+from asyncstate.runtime import (
+    Delay,
+    SequenceBy,
+    UnclaimedState,
+    check_unclaimed_state,
+    why_watermark_waits,
+)
 from asyncstate.spark.compatibility import (
     check_session,
     context_of,
     is_connect,
+    knows_sources_by_name,
     runs_locally,
     session_settings,
 )
@@ -86,7 +94,8 @@ class StreamingJob:
     ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name`` is
     stored in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a job
     without a checkpoint may start, for a query that has already run without it. ``on_progress`` is called with the
-    ``last_progress`` of each committed micro-batch; it cannot fail the batch.
+    ``last_progress`` of each committed micro-batch; it cannot fail the batch. ``unclaimed_state``: what becomes of
+    state that no operator of the job has: ``"refuse"``, ``"keep"`` or ``"drop"``.
 
     Raises ConfigurationError for invalid settings and CheckpointError for a checkpoint that cannot be used.
     """
@@ -100,11 +109,13 @@ class StreamingJob:
         *,
         first_batch_id: int = 0,
         on_progress: OnProgress | None = None,
+        unclaimed_state: UnclaimedState = "refuse",
         _clock: Clock | None = None,  # of tests and benchmarks, like the next one
         _run: RunPartitions | None = None,
         _settings: Mapping[str, object] | None = None,  # of a client's session, over Spark Connect
     ) -> None:
         check_job_name(name)
+        check_unclaimed_state(unclaimed_state)
         check_session(spark, f"job '{name}'")
         settle_session(spark)
         given = dict(options or {})
@@ -146,12 +157,14 @@ class StreamingJob:
             config=self.config,
             resolve=lambda own: resolve({**given, **own}, session),
             executor=self._executor,
+            unclaimed_state=unclaimed_state,
         )
         self._driver = JobDriver(frame, self._ledger, _clock or SystemClock(), on_progress, MicroBatch)
         self._arguments: dict[str, Any] = {
             "options": given,
             "name": name,
             "first_batch_id": first_batch_id,
+            "unclaimed_state": unclaimed_state,
             "_clock": _clock,
             "_run": _run,
             "_settings": own_settings(session),
@@ -366,7 +379,9 @@ class StreamingJob:
         if self._statements is not None:
             self._statements.context.check_free(name)
         shape = self._sources.add_table(name, df)
-        stream = self._graph.source(name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key)
+        stream = self._graph.source(
+            name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key, streams=False
+        )
         if self._statements is not None:
             self._statements.source(name, stream, shape)
         return stream
@@ -501,6 +516,8 @@ class StreamingJob:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
         with self._driver.dry_run() as batch:
             self._graph.check(batch)
+            if not knows_sources_by_name(self._spark):
+                check_order(self._graph.flow, batch.graph_before)
 
     def explain(self) -> str:
         """The graph as text: what each node does and where it runs, and the metrics of the last micro-batch.

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, has_kinds, upserts_way_out
+from asyncstate.changelog import (
+    ROW_KIND_COLUMN,
+    ROW_KIND_TEXTS,
+    Changelog,
+    RowKind,
+    has_kinds,
+    upserts_way_out,
+)
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import known_changes
@@ -20,7 +27,6 @@ from asyncstate.spark.task_errors import marked_in_sql
 
 _COUNT = "__asyncstate_count"
 _ROWS = "__asyncstate_rows"
-_ADDED = f"if({ROW_KIND_COLUMN} in ('+I', '+U'), 1, -1)"
 
 
 def netted(rows: DataFrame) -> DataFrame:
@@ -60,7 +66,9 @@ def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog |
     row = ", ".join(map(quoted, names))
     by_key = rows.repartition(*map(quoted, keys))
     # Rows of a key are shuffled together once, which serves both groupings.
-    counted = by_key.selectExpr("*", f"{_ADDED} as {_COUNT}") if known.is_upsert else _counted(by_key, names)
+    counted = (
+        by_key.selectExpr("*", f"{_added()} as {_COUNT}") if known.is_upsert else _counted(by_key, names)
+    )
     several = f"count(*) as {_ROWS}" if known.is_upsert else f"sum(greatest({_COUNT}, 0L)) as {_ROWS}"
     last = counted.groupBy(*map(quoted, keys)).agg(
         sf.expr(f"max_by(struct({row}, {_COUNT}), {_COUNT}) as last"), sf.expr(several)
@@ -99,8 +107,25 @@ def _several(changes: Changelog) -> str:
 
 def _counted(rows: DataFrame, names: Sequence[str]) -> DataFrame:
     """Each distinct row with its number of inserts minus retractions, where that is not 0."""
-    counts = rows.groupBy(*map(quoted, names)).agg(sf.expr(f"sum({_ADDED}) as {_COUNT}"))
+    counts = rows.groupBy(*map(quoted, names)).agg(sf.expr(f"sum({_added()}) as {_COUNT}"))
     return counts.where(f"{_COUNT} != 0")
+
+
+def _added() -> str:
+    """In SQL: 1 for a row that is added, -1 for one that is removed; reading a row of no such kind fails."""
+    added, removed = (
+        ", ".join(f"'{kind.text}'" for kind in RowKind if kind.is_accumulate is adds)
+        for adds in (True, False)
+    )
+    shown = f"coalesce(concat('\\'', {ROW_KIND_COLUMN}, '\\''), 'null')"
+    problem = (
+        f"concat('column \\'{ROW_KIND_COLUMN}\\' has the value ', {shown}, '; write one of "
+        f"{', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert')"
+    )
+    return (
+        f"case when {ROW_KIND_COLUMN} in ({added}) then 1 when {ROW_KIND_COLUMN} in ({removed}) then -1 "
+        f"else raise_error({marked_in_sql(problem)}) end"
+    )
 
 
 def _columns(rows: DataFrame, compares: bool = True) -> list[str]:

@@ -217,7 +217,11 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
         if kind_of(one) == "AggregateExpression"
     }
     below = set().union(*map(ids_in, [*grouping, *results]))
-    windowed = _window(reader, plan, grouping, below)
+    parts = (part for one in aggregates.values() for part in walk(one))
+    is_changed = any(kind_of(part) == "ScalarSubquery" for part in parts)  # rows that close no window
+    counted = set().union(*map(ids_in, aggregates.values()))  # a window there is a value
+    others = [one for one in grouping if not ids_in(one) <= counted]
+    windowed = None if is_changed else _window(reader, plan, others, below)
     if windowed is None:
         child = reader.plan(plan.child(), below)
     else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any, Final
 
 import pyarrow as pa
@@ -258,14 +259,25 @@ class Builder:
         return self._applied("interval-join", operator, [left, right], node, keys, event_time=times)
 
     def _temporaljoin(self, node: ir.TemporalJoin, left: Built, right: Built) -> Built:
-        if not (right.changes.is_insert_only or right.changes.identifies(node.right_key)):
-            raise SqlError(
-                f"{node.sql}: not kept up to date: versions of changed rows by ({', '.join(node.right_key)}), which "
-                "nothing says is their primary key; declare primary_key= at the source, and join by it"
-            )
+        pairs, more = list(zip(node.left_key, node.right_key, strict=True)), list[Any]()
+        if not right.changes.is_insert_only:
+            known = (set(key) for key in right.changes.unique_keys if set(key) <= set(node.right_key))
+            key = next(known, None)
+            if key is None:
+                raise SqlError(
+                    f"{node.sql}: not kept up to date: versions of changed rows by ({', '.join(node.right_key)}), "
+                    "which nothing says is their primary key; declare primary_key= at the source, and join by it"
+                )
+            # Other columns may change with a version: they say which rows join with it.
+            more = [_same(node, *pair) for pair in pairs if pair[1] not in key]
+            pairs = [pair for pair in pairs if pair[1] in key]
         time: Any = "event" if node.times else "processing"
-        operator = ops.TemporalJoin(node.how, time=time)  # type: ignore[arg-type]
-        keys, times = [node.left_key, node.right_key], [*node.times, None, None][:2]
+        operator = ops.TemporalJoin(
+            node.how,  # type: ignore[arg-type]
+            reduce(and_, more) if more else None,
+            time=time,
+        )
+        keys, times = [*zip(*pairs, strict=True)] or [(), ()], [*node.times, None, None][:2]
         return self._applied("temporal-join", operator, [left, right], node, keys, event_time=times)
 
     def _lookupjoin(self, node: ir.LookupJoin, given: Built) -> Built:
@@ -339,10 +351,8 @@ class Builder:
                 f"the sequence ({', '.join(sequence)}) that orders the changes of a key is not among the columns; "
                 "select it, too"
             )
-        own: dict[str, Any] = {
-            "event_time": times.event_time if times.event_time in names else [None],
-            "sequence": times.sequence,
-        }
+        own: dict[str, Any] = {"sequence": times.sequence, "drop_stale": times.drop_stale}
+        # Without an event time: rows of -D may have their key alone.
         made = self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
         if made.schema.names == names:
             return made
@@ -425,7 +435,13 @@ def _measure(call: ir.Call) -> Any:
         return ops.match_number()
     if call.function in ("first", "last"):
         return getattr(ops, call.function)(call.columns[0], call.where, call.numbers[0])
-    return _declared(replace(call, numbers=()))
+    return _declared(call if call.function == "string_agg" else replace(call, numbers=()))
+
+
+def _same(node: ir.Node, one: str, two: str) -> pc.Expression:
+    """Whether two columns of the rows of a node are equal."""
+    kind = node.type_of(one)
+    return arrow_condition(("=", ("field", one, kind), ("field", two, kind), kind in ("float", "double")))
 
 
 def skip_of(words: tuple[str, ...]) -> Any:

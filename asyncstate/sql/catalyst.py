@@ -202,6 +202,11 @@ class Catalyst:
         with sql_errors(shown):
             return self.java.sessionState().sqlParser().parsePlan(text)
 
+    def is_command(self, parsed: Any) -> bool:
+        """Whether Spark would run a parsed statement as soon as it is analyzed."""
+        load = self.jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
+        return bool(load("org.apache.spark.sql.catalyst.plans.logical.Command").isInstance(parsed))
+
     def expression(self, text: str) -> Any:
         """The parsed expression."""
         return self.java.sessionState().sqlParser().parseExpression(text)

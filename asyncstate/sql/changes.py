@@ -1,6 +1,6 @@
 """A statement that was started with another text before: which of its operators keep their state.
 
-Owns: ``Operators``.
+Owns: ``Operators``; ``digests`` and ``stream_digest``, of all that rows come from.
 Invariant: an operator keeps its state only if it is as it was, and all that its rows come from. Others are refused by
 name, or starts with empty state under another uid.
 Must not import Spark.
@@ -14,8 +14,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from asyncstate.dataflow import Apply, Node, Output, Source, Transform
+from asyncstate.dataflow.nodes import condition_text
 from asyncstate.dataflow.sql_text import column_of
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
@@ -25,6 +27,8 @@ from asyncstate.sql.explained import said
 if TYPE_CHECKING:
     from asyncstate.sql.statements import Compiled
 
+STREAM: Final = "stream "
+"""How the digests of streams of the graph begin, which plans of older versions do not have."""
 _ZONE: Final = "spark.sql.session.timeZone"
 _TIMES: Final = re.compile("time|date", re.IGNORECASE)
 _VALID: Final = re.compile(r"\(`[^`]+` IS NOT NULL\)")
@@ -42,6 +46,23 @@ def digests(root: ir.Node, lineage: Mapping[str, str]) -> dict[ir.Node, str]:
         text = json.dumps([own, origin, [found[one] for one in node.inputs]], sort_keys=True)
         found[node] = hashlib.sha256(text.encode()).hexdigest()
     return found
+
+
+def stream_digest(node: Node) -> str:
+    """A digest of what a stream of the graph computes of the rows of sources and of operators with state."""
+    return STREAM + hashlib.sha256(json.dumps(_computed(node)).encode()).hexdigest()
+
+
+def _computed(node: Node) -> list[Any]:
+    if isinstance(node, Source) or (isinstance(node, Apply) and not node.operator.stateless):
+        return [node.name]
+    own: list[Any] = [type(node).__name__]
+    if isinstance(node, Transform):
+        named = {name: condition_text(one) for name, one in node.named.items()}
+        own += [node.kind, [condition_text(one) for one in node.expressions], named]
+    elif isinstance(node, Apply | Output):
+        own.append(type(node.operator).__name__ if isinstance(node, Apply) else node.side)
+    return [*own, *map(_computed, node.inputs)]
 
 
 def in_local_time(root: ir.Node, views: Collection[str]) -> set[ir.Node]:

@@ -94,9 +94,18 @@ def conjuncts(condition: Any) -> list[Any]:
     return [condition]
 
 
+def disjuncts(condition: Any) -> list[Any]:
+    """The conditions that OR combines."""
+    if kind_of(condition) != "Or":
+        return [condition]
+    return [*disjuncts(condition.left()), *disjuncts(condition.right())]
+
+
 def is_only_valid(condition: Any, own: Collection[int]) -> bool:
     """Whether a condition says only that these columns, or fields of them, are not null."""
-    return kind_of(condition) == "IsNotNull" and bool(ids_in(condition)) and ids_in(condition) <= set(own)
+    if kind_of(condition) != "IsNotNull" or not ids_in(condition) or not ids_in(condition) <= set(own):
+        return False
+    return all(kind_of(one) in ("AttributeReference", "GetStructField") for one in walk(condition.child()))
 
 
 def fragment(node: Any) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 FORMAT: Final = 2
 _ID: Final = re.compile(r"#\d+L?")
+_TIME: Final = pa.timestamp("us", "UTC")
 WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
@@ -94,8 +95,12 @@ class Constant(Node):
 
     @property
     def table(self) -> pa.Table:
-        """The rows."""
-        return pa.ipc.open_stream(base64.b64decode(self.rows)).read_all()
+        """The rows, with times as operators get them: Spark gives them in the session's time zone."""
+        rows = pa.ipc.open_stream(base64.b64decode(self.rows)).read_all()
+        for at, field in enumerate(rows.schema):
+            if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+                rows = rows.set_column(at, field.with_type(_TIME), rows.column(at).cast(_TIME))
+        return rows
 
     @classmethod
     def of(cls, table: pa.Table, columns: tuple[Column, ...]) -> Constant:

@@ -16,12 +16,10 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.spark.exchange import arrow_schema_of
-from asyncstate.sql.build import Built
-from asyncstate.sql.pipeline import table_of
+from asyncstate.sql.pipeline import table_of, view_of
 from asyncstate.sql.statements import (
     Compiled,
     SqlContext,
-    Table,
     is_readable,
     plans_from_json,
     plans_to_json,
@@ -92,10 +90,7 @@ class JobSql:
             raise SqlError(
                 f"'{stream.node.name}' is a source, and known by that name; use it in the statement"
             )
-        schema, changes = stream._flow.facts_of(stream.node)
-        times = stream.node.times
-        times = times._replace(event_time=times.event_time if times.event_time in schema.names else None)
-        self.context.add(name, Table(Built(stream, schema, changes), times))
+        self.context.add(name, view_of(stream))
 
 
 def _plans(texts: Mapping[str, bytes]) -> list[Compiled]:

@@ -36,19 +36,23 @@ _CLAUSES: Final = (
     *("SUBSET", "DEFINE"),
 )
 _AGGREGATES: Final = ("SUM", "COUNT", "MIN", "MAX", "AVG")
+_TEXTS: Final = ("LISTAGG", "STRING_AGG")
 _OTHERS: Final = ("NEXT", "CLASSIFIER", "MATCH_NUMBER", "MATCH_ROWTIME")
 _WIDER: Final = ("tinyint", "smallint", "int", "bigint", "float", "double")
 
 
 @dataclass(frozen=True)
 class Value:
-    """What ``function`` says of ``column``, of the rows of ``variable``; ``own``: and of the current row."""
+    """What ``function`` says of ``column``, of the rows of ``variable``; ``own``: and of the current row.
+    ``separator``: of texts in one."""
 
     function: str
     variable: str | None = None
     column: str | None = None
     offset: int = 0
     own: bool = False
+    distinct: bool = False
+    separator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class _Clause:
             after = at + 1
             if word in ("FINAL", "RUNNING") and words.word(at + 2) == "(" and not (own and word == "FINAL"):
                 parts.append((at, after, ""))
-            elif is_call and word in ("FIRST", "LAST", "PREV", *_AGGREGATES, *_OTHERS):
+            elif is_call and word in ("FIRST", "LAST", "PREV", *_AGGREGATES, *_TEXTS, *_OTHERS):
                 after = words.close(at + 1) + 1
                 parts.append((at, after, self.value(self._called(at, after, own))))
             elif self._is_of(at):
@@ -122,27 +126,44 @@ class _Clause:
         if function in ("match_number", "match_rowtime") and own is None and not given:
             is_time = function == "match_rowtime"
             return Value("last", column=self.column(self.time)) if is_time else Value(function)
+        is_distinct = words.word(at + 2) == "DISTINCT" and own is None
+        if is_distinct:
+            given[0] = (at + 3, given[0][1])
         places = range(*given[0]) if given else range(0)
         parts = [(n, n + 2, "") for n in places if self._is_of(n)]
         variables = {words.word(n) for n, _, _ in parts}
-        inner = {words.word(n) for n in places if words.word(n + 1) == "("} | {words.word(at + 2)}
+        inner = {words.word(n) for n in places if words.word(n + 1) == "("} | {
+            words.word(n) for n in places[:1]
+        }
         text = words.within(*given[0], parts).strip() if given else ""
-        number = words.cut(*given[1]) if len(given) == 2 else ""
-        is_aggregate = function.upper() in _AGGREGATES
+        second = words.tokens[slice(*given[1])] if len(given) == 2 else []
+        number = next((one.text for one in second if one.text.isdigit()), "")
+        separator = next((one.value for one in second if one.kind in ("string", "raw")), "")
+        is_aggregate, is_text = function.upper() in _AGGREGATES, function.upper() in _TEXTS
         if (
             function.upper() in _OTHERS
+            or (is_text and own is not None)
             or not 1 <= len(given) <= 2
+            or len(second) > 1
+            or (second and (is_aggregate or not (is_text or number)))
+            or (second and is_text and second[0].kind not in ("string", "raw"))
             or len(variables) > 1
-            or inner & {"DISTINCT", "FIRST", "LAST", "PREV", *_AGGREGATES, *_OTHERS}
-            or (len(given) == 2 and (is_aggregate or not number.isdigit()))
+            or inner & {"DISTINCT", "FIRST", "LAST", "PREV", *_AGGREGATES, *_TEXTS, *_OTHERS}
             or (function == "prev" and own is None)
-            or (text == "*" and function != "count")
+            or (is_distinct and not (is_aggregate or is_text))
+            or not text
+            or (text == "*" and (function != "count" or is_distinct))
+            or words.word(end) in ("FILTER", "OVER", "WITHIN")
         ):
             raise words.refusal(
                 *(at, end, "this value of a match"),
-                "use FIRST, LAST and SUM, COUNT, MIN, MAX, AVG of one variable; in DEFINE also PREV",
+                "use FIRST, LAST and SUM, COUNT, MIN, MAX, AVG of one variable; in DEFINE also PREV, in MEASURES also "
+                "LISTAGG with a literal, and DISTINCT",
             )
         variable = next(iter(variables), None)
+        column = None if text == "*" else self.column(text)
+        if is_text:
+            return Value("string_agg", variable, column, distinct=is_distinct, separator=separator)
         offset = int(number) if number else int(function == "prev")
         of = variable or own or ""
         if function == "prev" and self.variables[of] < offset:
@@ -150,7 +171,8 @@ class _Clause:
                 at, end, "a row before the match", f"let the pattern have {offset} rows before {of}"
             )
         is_own = own is not None and variable in (None, own)
-        return Value(function, variable, None if text == "*" else self.column(text), offset, is_own)
+        is_distinct = is_distinct and function not in ("min", "max")  # which are the same then
+        return Value(function, variable, column, offset, is_own, is_distinct)
 
 
 def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
@@ -200,6 +222,14 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
             *(at, close + 1, f"{', '.join(unknown) or 'a clause'} in MATCH_RECOGNIZE"),
             "give PARTITION BY k, ORDER BY time and MEASURES value AS name over columns of the table",
         )
+    for one in shown.values.values():
+        if one.separator is not None and named[one.column or ""].dataType.typeName() != "string":
+            raise words.refusal(
+                at,
+                close + 1,
+                "LISTAGG of values that are no texts",
+                "write LISTAGG(CAST(A.x AS STRING), ',')",
+            )
     types = [_types(syntax, schema, one.values) for one in (shown, define)]
     match = MatchOf(
         tuple(ir.Order(named[one.column].name, one.descending, one.nulls_first) for one in order[1:]),
@@ -229,6 +259,11 @@ def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
     ]
     stops = [place for place, _ in found[1:]] + [end]
     ranges = {one: (place + len(one.split()), stop) for (place, one), stop in zip(found, stops, strict=True)}
+    first, after = ranges.get("ONE ROW PER MATCH", (0, 0))
+    if first < after:
+        raise words.refusal(
+            first, after, "this after ONE ROW PER MATCH", "write AFTER MATCH SKIP ... there, or nothing"
+        )
     lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if one not in ranges]
     refused = [one for one in ("ALL ROWS", "SUBSET") if one in ranges]
     if lacks or refused or len(ranges) < len(found) or (found and found[0][0] != begin):
@@ -312,8 +347,10 @@ def read_match(
     )
     for _, value in match.measures:
         column = () if value.column is None else (own[value.column],)
+        literal = value.offset if value.separator is None else value.separator
         made = reader.fresh("measure")
-        calls.append(ir.Call(made, value.function, column, where=value.variable, numbers=(value.offset,)))
+        call = ir.Call(made, value.function, column, value.distinct, value.variable, (literal,))
+        calls.append(call)
     key = tuple(own[name] for name in part.key)
     columns = [ir.Column(name, rows.type_of(name)) for name in key]
     columns += [

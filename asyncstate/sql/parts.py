@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
-from asyncstate.sql.expressions import conjuncts, id_of, ids_in, is_only_valid, kind_of, refusal, type_of
+from asyncstate.sql.expressions import conjuncts, id_of, ids_in, kind_of, refusal, type_of
 from asyncstate.sql.intervals import by_time
 from asyncstate.sql.match import columns_read, read_match
 from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
@@ -109,18 +109,21 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
     shown = outputs[1]
     outputs[1] = {id_of(one): one for one in columns}  # conditions may be on columns that are not shown
     conditions, others = conjuncts(option(plan.condition())), []
-    if part is None:  # further conditions, also by =, come after the lookup
-        key = {own for own, one in outputs[1].items() if own_name(one) in reader.lookups[name].key.names}
+    by = reader.lookups[name].key.names if part is None else part.key
+    if by:  # further conditions, also by =, come after it
+        key = {own for own, one in outputs[1].items() if own_name(one) in by}
         others = [one for one in conditions if not ids_in(one) & key]
         conditions = [one for one in conditions if ids_in(one) & key] or conditions
     pairs, rest = equalities(conditions, outputs)
-    filters = [one for one in filters if not is_only_valid(one, outputs[1])]
+    known = {own for own, one in outputs[1].items() if part is not None and own_name(one) == part.time}
+    known = known.union(*(ids_in(two) for _, two, _ in pairs))  # of which the join takes no nulls
+    filters = [one for one in filters if not _is_valid(one, known)]
     if how == "left" and filters:
         filters = _own(filters, sides[0], pairs)
     rest += [*others, *filters]
     times: tuple[Any, ...] = ()
     if part is not None and part.time is not None:
-        times, rest = _times(plan, part.time, rest, outputs)
+        times, rest = _times(plan, part, rest, outputs)
     if rest and how == "left":
         raise _refused(
             plan, "conditions other than the key in a LEFT JOIN", "put them into WHERE, or into CASE"
@@ -161,6 +164,13 @@ def _own(filters: Sequence[Any], left: Any, pairs: Sequence[Any]) -> list[Any]:
     return there
 
 
+def _is_valid(condition: Any, own: Collection[int]) -> bool:
+    """Whether a condition says that one of these columns is not null."""
+    if kind_of(condition) != "IsNotNull" or kind_of(condition.child()) != "AttributeReference":
+        return False
+    return id_of(condition.child()) in own
+
+
 def _leaf(plan: Any) -> tuple[str, list[Any], Sequence[Any]]:
     """The source that is all of a plan, the conditions on it and its columns; empty if there is more."""
     filters: list[Any] = []
@@ -178,9 +188,11 @@ def _refused(plan: Any, what: str, remedy: str) -> Exception:
 
 
 def _times(
-    plan: Any, name: str, conditions: list[Any], outputs: list[dict[int, Any]]
+    plan: Any, part: Part, conditions: list[Any], outputs: list[dict[int, Any]]
 ) -> tuple[tuple[Any, Any], list[Any]]:
-    """The left and the right time, of a condition that the rewritten text has, and the other conditions."""
+    """The left and the right time, of a condition that the rewritten text has, and the other conditions. The statement
+    may have further ones of the same form."""
+    found: dict[int, tuple[Any, Any, Any]] = {}
     for condition in conditions:
         if kind_of(condition) not in ("GreaterThanOrEqual", "LessThanOrEqual"):
             continue
@@ -189,9 +201,16 @@ def _times(
         if not kind_of(one) == kind_of(two) == "AttributeReference" or id_of(one) not in outputs[0]:
             continue
         right = outputs[1].get(id_of(two))
-        if right is not None and own_name(right) == name:
-            return (one, right), [other for other in conditions if not other.equals(condition)]
-    raise _refused(plan, "the time", "name a column of the left side")
+        if right is not None and own_name(right) == part.time and str(one.name()).lower() == part.at:
+            found[id_of(one)] = one, right, condition
+    if len(found) != 1:
+        raise _refused(
+            plan,
+            "the time",
+            "name a column of the left side, whose name no other one has that is compared with that event time",
+        )
+    ((one, right, condition),) = found.values()
+    return (one, right), [other for other in conditions if not other.equals(condition)]
 
 
 def temporal_join(

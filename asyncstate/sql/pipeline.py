@@ -1,6 +1,6 @@
 """A statement as a pipeline, for tests without a running job.
 
-Owns: ``sql_pipeline``.
+Owns: ``sql_pipeline``; ``table_of`` and ``view_of``, streams as tables.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from asyncstate.dataflow import Source, Stream
 from asyncstate.dataflow.changelog_inference import source_changes
 from asyncstate.errors import SqlError
 from asyncstate.sql.build import Built
+from asyncstate.sql.changes import stream_digest
 from asyncstate.sql.statements import Compiled, SqlContext, Table
 from asyncstate.state.expiring.ttl import Ttl
 
@@ -93,6 +94,14 @@ def table_of(stream: Stream, schema: pa.Schema | None = None) -> Table:
     columns = pa.schema([field for field in schema if field.name != ROW_KIND_COLUMN])
     changes = source_changes(node, [*columns.names, *([ROW_KIND_COLUMN] if kinds else [])], kinds)
     return Table(Built(stream, columns, changes), node.times)
+
+
+def view_of(stream: Stream) -> Table:
+    """A stream of the graph as a table. Raises JobError for errors of the graph so far."""
+    schema, changes = stream._flow.facts_of(stream.node)
+    times = stream.node.times
+    times = times._replace(event_time=times.event_time if times.event_time in schema.names else None)
+    return Table(Built(stream, schema, changes), times, stream_digest(stream.node))
 
 
 def _nowhere(rows: Any, batch_id: int) -> None:

@@ -30,6 +30,7 @@ from asyncstate.sql.expressions import (
     Expressions,
     children,
     conjuncts,
+    disjuncts,
     fragment,
     id_of,
     ids_in,
@@ -366,7 +367,7 @@ class Reader:
         read = read.where(self.text(one, read.names) for one in conditions if not _scalar_subqueries(one))
         rest = []
         for one in filter(_scalar_subqueries, conditions):
-            found = self._compared_with_one_row(read, one)
+            found = self._compared_with_one_row(read, one) or self._in_time(read, one)
             rest += [one] if found is None else []
             read = found or read
         if not rest:
@@ -407,6 +408,19 @@ class Reader:
             sql=fragment(condition),
         )
         return Read(node, read.names).only(read.node.names)
+
+    def _in_time(self, read: Read, condition: Any) -> Read | None:
+        """The rows for which either a condition of the row alone is true, or one that reads the time; None for another
+        form. Only rows for which the first is not true get to the second, so the others need no state."""
+        either = disjuncts(condition)
+        timed = [one for one in either if any(_is_clock(sub.plan()) for sub in _scalar_subqueries(one))]
+        own = [one for one in either if not _scalar_subqueries(one)]
+        if len(timed) != 1 or len(either) != len(own) + 1 or not own or not condition.deterministic():
+            return None
+        text = " OR ".join(f"({self.text(one, read.names)})" for one in own)
+        rest = self._filtered(read.where([f"NOT coalesce({text}, false)"]), conjuncts(timed[0]))
+        node = ir.Union(inputs=(read.where([text]).node, rest.node), columns=read.node.columns)
+        return Read(node, read.names)
 
     def _time(self, subquery: Any) -> tuple[Read, str]:
         """The row of the clock, and the name of its column."""
@@ -589,7 +603,8 @@ class Reader:
             found = self.plan(side, of_side).kept(of_side)
             reads.append(found if is_plain and how in stateless else self.streamed(found))
             sides.append(self.given(reads[-1], of_both))
-        interval = interval_of(self, plan, reads, outputs) if how not in ("mark", "single") else None
+        is_plain_time = how not in ("mark", "single") and not any(subqueries)  # whose values change rows
+        interval = interval_of(self, plan, reads, outputs) if is_plain_time else None
         rest = [one for one in rest if interval is None or one not in interval.used]
         keys = self._join_key(pairs, sides)
         behind = rest if how == "inner" else []

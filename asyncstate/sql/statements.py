@@ -24,7 +24,7 @@ from asyncstate.runtime import FILE_NAME_RULE, names_files
 from asyncstate.sql import ir
 from asyncstate.sql.build import Builder, Built, LookupTable
 from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
-from asyncstate.sql.changes import Operators, digests, in_local_time
+from asyncstate.sql.changes import STREAM, Operators, digests, in_local_time
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.lineage import event_time_sources
@@ -163,6 +163,7 @@ class SqlContext:
         self._committed = committed
         self._given: dict[str, Compiled] | None = None
         self._views: dict[str, str] = {}
+        self._replaced: dict[str, str] = {}
         self._syntax = Syntax(self)
         self._catalyst: Catalyst | None = None
         self.tables: dict[str, Table] = {}
@@ -305,7 +306,7 @@ class SqlContext:
             columns = list(map(str, items(parsed.userSpecifiedCols())))
             query = self._with_columns(parsed.query(), columns, f"sink '{target}'")
             return Statement("insert", name or target, text, query, target)
-        if kind.endswith("Command") or kind.startswith(
+        if self.catalyst.is_command(parsed) or kind.startswith(
             ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
         ):
             raise SqlError(
@@ -323,7 +324,7 @@ class SqlContext:
 
     def _run(self, read: Statement, name: str | None, state_ttl: Ttl, changed: str | None) -> Any:
         if read.kind == "explain":
-            return explained(self.compile(read.query, read.text, read.name))
+            return explained(self.compile(read.query, read.text, read.name, state_ttl is None))
         if read.kind == "inlined":
             windows = self._updating or None
             _check_no_argument(
@@ -333,6 +334,9 @@ class SqlContext:
                 self.check_free(read.name)
             if read.query is not None:
                 self.catalyst.view(read.name, self.catalyst.rows(read.query, read.text))
+            if read.name in self._views:  # views that were made of it still have its rows
+                before = (self._replaced.get(read.name), self._views[read.name])
+                self._replaced[read.name] = "\n".join(filter(None, before))
             self._views[read.name] = read.text
             self.compiled[read.name] = Compiled(read.name, read.text, None, kind=read.kind)
             return None
@@ -427,6 +431,11 @@ class SqlContext:
         tables = {name: self._rows(name) for name in read}
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
         was = self._before(compiled.name)
+        if was is not None:
+            is_known = {
+                one: one in was.lineage or not said.startswith(STREAM) for one, said in lineage.items()
+            }
+            lineage = {one: said for one, said in lineage.items() if is_known[one]}
         operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
         builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)
         built = builder.materialized(root, keys) if keys else builder.build(root)
@@ -468,17 +477,18 @@ class SqlContext:
         found: dict[str, Any] = {"the statement": text}
         texts = [text]
         functions = {} if self._catalyst is None else self._catalyst.functions
+        views = {"view": self._views, "view before it was replaced": self._replaced}
         for one in texts:  # views in views come later in the list
-            for what, known in (("view", self._views), ("function", functions)):
+            for what, known in (*views.items(), ("function", functions)):
                 for name, said in known.items():
                     if name.lower() in one.lower() and said not in texts:
                         texts.append(said)
                         found[f"{what} '{name}'"] = said
-        facts = {("table", name): table.facts for name, table in self.tables.items()}
-        of_lookups = {name: str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
-        for (kind, name), fact in (
-            facts | {("lookup", name): one for name, one in of_lookups.items()}
-        ).items():
+        facts: dict[tuple[str, str], Any] = {("table", name): one.facts for name, one in self.tables.items()}
+        facts |= {("lookup", name): str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
+        several = {name: one.key.names for name, one in self.lookups.items() if len(one.key) > 1}
+        facts |= {("key of lookup", name): names for name, names in several.items()}
+        for (kind, name), fact in facts.items():
             if any(name.lower() in one.lower() for one in texts):
                 found[f"{kind} '{name}'"] = fact
         found |= {"windows": "updating"} if self._updating else {}

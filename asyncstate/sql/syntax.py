@@ -9,8 +9,8 @@ Source: the SQL of Flink: window table-valued functions, temporal joins, hints o
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,8 +54,9 @@ _TTL: Final = (
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of ``query``, and what is made of them: "kept" for ``ttl``; "versions" by the column ``time`` (None: the
-    newest); a "window" of ``time`` and ``key``, a "match" in order of them. ``place``: for errors."""
+    """The rows of ``query``, and what is made of them: "kept" for ``ttl``; "versions" of ``key`` (none: of all that the
+    join compares by =) by the column ``time`` (None: the newest), for a row as of its ``at``, in lower case; a "window"
+    of ``time`` and ``key``, a "match" in order of them. ``place``: for errors."""
 
     what: str
     query: str
@@ -65,6 +66,7 @@ class Part:
     key: tuple[str, ...] = ()
     window: tuple[str | int, ...] = ()
     match: MatchOf | None = None
+    at: str = ""
 
 
 class Syntax:
@@ -134,15 +136,20 @@ class Syntax:
                 "column",
                 "write JOIN t FOR SYSTEM_TIME AS OF l.time AS t ON l.key = t.key, and declare event_time= at t",
             )
-        alias = alias or own
+        columns, stop = (
+            {name.lower(): name for name in table.built.schema.names},
+            words.condition_end(end + 1),
+        )
         part = Part(
-            "versions", words.below(begin, f"SELECT * FROM {own}"), f"line {words.line(begin)}: {own}"
+            "versions",
+            words.below(begin, f"SELECT * FROM {own}"),
+            f"line {words.line(begin)}: {own}",
+            key=_columns(words, end, stop, unquoted(alias), columns),
         )
         if is_now:
             name = self.add(part, self.schema_of(part.query))
             return words.replaced((begin, end, f"{name} AS {alias}"))
-        part = Part(part.what, part.query, part.place, time=table.times.event_time)
-        stop = words.condition_end(end + 1)
+        part = replace(part, time=table.times.event_time, at=unquoted(words.cut(after - 1, after)))
         if words.word(end) != "ON" or stop == end + 1:
             raise words.refusal(begin, end, "a temporal join without ON", "write ON l.key = t.key after it")
         condition = (
@@ -312,3 +319,15 @@ def _relations(words: Words, at: int) -> Sequence[tuple[int, int, str, int]]:
         if stop > begin and words.word(end) != "(":
             found.append((begin, end, alias or words.cut(begin, stop), stop))
     return found
+
+
+def _columns(words: Words, at: int, end: int, own: str, names: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of the joined table ``own`` that the ON or USING at a place reads; ``names``: of all, by those in
+    lower case."""
+    found = dict[str, None]()
+    for place in range(at + 1, end) if words.word(at) in ("ON", "USING") else ():
+        of = unquoted(words.word(place - 2)) if words.word(place - 1) == "." else own
+        name = names.get(unquoted(words.word(place)))
+        if name is not None and of == own and words.word(place + 1) not in (".", "("):
+            found[name] = None
+    return tuple(found)

@@ -34,18 +34,10 @@ from asyncstate.state.keyed.map_state import MapState
 from asyncstate.state.keyed.reducing_state import ReducingState
 from asyncstate.state.keyed.state_context import with_decoded_cache
 from asyncstate.state.keyed.value_state import ValueState
-from asyncstate.state.timers import (
-    NAMED_TIMERS,
-    TIMERS_BY_TIME,
-    DueTimer,
-    KeyedTimers,
-    turn_of,
-)
+from asyncstate.state.timers import DueTimer, KeyedTimers, turn_of
 from asyncstate.state.views.views import ListView, MapView, ValueView
 
 __all__ = [
-    "NAMED_TIMERS",
-    "TIMERS_BY_TIME",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",

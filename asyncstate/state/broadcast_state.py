@@ -22,9 +22,8 @@ from asyncstate.codec import BROADCAST_GROUP, prefix_end
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.state.descriptors import MapDescriptor
-from asyncstate.state.immediate import ImmediateList, ImmediateValue
+from asyncstate.state.immediate import ImmediateList, ImmediateMap, ImmediateValue
 from asyncstate.state.keyed.state_context import StateContext
-from asyncstate.state.map_mixins import ImmediateMap
 from asyncstate.state.ranges import range_entries
 from asyncstate.state_backend import StateBackend
 

@@ -36,7 +36,7 @@ from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.state.expiring.expiry import Expiry
-from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
+from asyncstate.state.expiring.ttl import StateTtl, Ttl, as_ttl, ttl_texts
 from asyncstate.state.keyed.aggregating_state import (
     Accumulating,
     AggregateFunction,
@@ -150,26 +150,22 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         state: S_co = self._state(binding, None if self.namespaced else NO_NAMESPACE)
         return state
 
-    def _codec(self, uid: str, stored: dict[str, str] | None) -> ValueCodec | PickleCodec:
-        """The codec of values; it also reads those of all earlier versions."""
-        value_type = getattr(self, self._value)
-        owner = f"operator '{uid}', state '{self.name}'"
-        texts = self.type_texts()
-        older: tuple[str, ...] = ()
-        if stored is not None and stored != texts:
-            older = tuple(older_values(evolved(uid, self.name, texts, stored)))
-        return PickleCodec(owner=owner) if value_type is None else _value_codec(value_type, older, owner)
-
     def _binding(
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> StateContext:
-        codec = self._codec(context.uid, stored)
+        value_type, texts = getattr(self, self._value), self.type_texts()
+        owner = f"operator '{context.uid}', state '{self.name}'"
+        older: tuple[str, ...] = ()  # of earlier versions, whose values the codec also reads
+        if stored is not None and stored != texts:
+            older = tuple(older_values(evolved(context.uid, self.name, texts, stored)))
+        codec: ValueCodec | PickleCodec = (
+            PickleCodec(owner=owner) if value_type is None else _value_codec(value_type, older, owner)
+        )
         own = {"plain": codec.plain, **self._own(codec, context.uid)}
         expiry, encode = None, codec.encode_one
-        if self.ttl is not None and (ttl := as_ttl("state", self.ttl)) is not None:
+        if isinstance(self.ttl, StateTtl):
             own["plain"] = None
-            owner = f"operator '{context.uid}', state '{self.name}'"
-            expiry = Expiry(ttl, context, owner, sink)
+            expiry = Expiry(self.ttl, context, owner, sink)
             encode = expiry.stamped(encode)
         return StateContext(
             name=self.name,

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import encode_namespace, prefix_end
+from asyncstate.codec import GROUP_BYTES, STATE_PREFIX_BYTES, encode_namespace, prefix_end
 from asyncstate.codec.key_fields import payload_storage
 from asyncstate.codec.value_columns import Int64Array, binary_parts, gather_bytes
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
@@ -32,11 +32,8 @@ REMOVED_PAGE: Final = 256
 _REMOVED_KEYS: Final = 1 << 16
 """Keys that are collected to be removed together."""
 
-_GROUP_BYTES: Final = 2
-STATE_PREFIX_BYTES: Final = _GROUP_BYTES + 1
-"""Length of the prefix of every store key: key group and state id."""
-_NAMESPACE_BYTES: Final = 8
-TIME_FIRST_PREFIX_BYTES: Final = STATE_PREFIX_BYTES + _NAMESPACE_BYTES
+NAMESPACE_BYTES: Final = 8
+TIME_FIRST_PREFIX_BYTES: Final = STATE_PREFIX_BYTES + NAMESPACE_BYTES
 """Length of the prefix before the key in a store key of a time-first state."""
 
 Entry = tuple[bytes, bytes]
@@ -54,7 +51,7 @@ def up_to_time(prefix: bytes, groups: Iterable[int], until: int, start: int = MI
     begin = prefix + encode_namespace(start)
     # No time is above the highest one; its entries are followed by those of the next prefix.
     end = prefix_end(prefix) if until >= MAX_WATERMARK else prefix + encode_namespace(until + 1)
-    encoded = (group.to_bytes(_GROUP_BYTES, "big") for group in groups)
+    encoded = (group.to_bytes(GROUP_BYTES, "big") for group in groups)
     return [(group + begin, group + end) for group in encoded]
 
 
@@ -155,11 +152,11 @@ def remove_pages(remove: Callable[[list[bytes]], object], pages: Iterable[Page])
 def namespaces_of(store_keys: pa.LargeBinaryArray) -> Int64Array:
     """The namespaces of time-first store keys (m)."""
     offsets, data = binary_parts(store_keys)
-    matrix = gather_bytes(data, offsets[:-1] + STATE_PREFIX_BYTES, _NAMESPACE_BYTES)
+    matrix = gather_bytes(data, offsets[:-1] + STATE_PREFIX_BYTES, NAMESPACE_BYTES)
     return payload_storage(matrix, np.dtype(np.int64))
 
 
 def of_state(store_keys: Sequence[bytes], state_id: int) -> list[bytes]:
     """The corresponding store keys of another state, ``state_id``, that has the same keys."""
     state = bytes([state_id])
-    return [key[:_GROUP_BYTES] + state + key[STATE_PREFIX_BYTES:] for key in store_keys]
+    return [key[:GROUP_BYTES] + state + key[STATE_PREFIX_BYTES:] for key in store_keys]

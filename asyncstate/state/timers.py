@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
+from asyncstate.codec import GROUP_BYTES, STATE_PREFIX_BYTES, decode_namespace, encode_namespace, prefix_end
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.flink_names import hint_for
 from asyncstate.operator import TimeDomain, Timer
@@ -38,8 +38,7 @@ REPETITIONS_MAX: Final = 1_000
 _SCANNED: Final = 1_000  # page size when searching the timers of a key
 _DUE_MAX: Final = 100_000  # due timers in memory: those of each key group come in order, so each has a page
 _DUE_OF_GROUP_MIN: Final = 16
-_GROUP_BYTES: Final = 2
-_TIME_AT: Final = _GROUP_BYTES + 2  # after group, state id and kind
+_TIME_AT: Final = STATE_PREFIX_BYTES + 1  # after group, state id and kind
 _KEY_AT: Final = _TIME_AT + 8
 _PLAIN: Final = b"\x00"
 _NAMESPACED: Final = b"\x01"
@@ -104,10 +103,10 @@ class KeyedTimers:
     while timers ``may_be_due``. The rounds of the two domains are independent.
     """
 
-    def __init__(self, sink: StateBackend, uid: str | None = None, handled: bool = True) -> None:
+    def __init__(self, sink: StateBackend, uid: str, handled: bool = True) -> None:
         self._sink = sink
         self._handled = handled
-        self._label = "timers" if uid is None else f"timers of operator '{uid}'"
+        self._label = f"timers of operator '{uid}'"
         self._event = _Kind(TimeDomain.EVENT_TIME, b"\x00")
         self._processing = _Kind(TimeDomain.PROCESSING_TIME, b"\x01")
         self._round: _Round | None = None  # the current one
@@ -340,7 +339,7 @@ def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | No
 
 def _firing_order(entry: Entry) -> bytes:
     key = entry[0]
-    return key[_TIME_AT:_KEY_AT] + key[:_GROUP_BYTES] + key[_KEY_AT:]
+    return key[_TIME_AT:_KEY_AT] + key[:GROUP_BYTES] + key[_KEY_AT:]
 
 
 def _timer(entry: bytes, value: bytes) -> DueTimer:
@@ -352,7 +351,7 @@ def _timer(entry: bytes, value: bytes) -> DueTimer:
         name_at += 8
     name = entry[name_at:].decode() or None
     time, domain = decode_namespace(entry, _TIME_AT), _DOMAINS[entry[_TIME_AT - 1]]
-    return DueTimer(time, entry[:_GROUP_BYTES], entry[_KEY_AT:end], name, namespace, entry, domain)
+    return DueTimer(time, entry[:GROUP_BYTES], entry[_KEY_AT:end], name, namespace, entry, domain)
 
 
 def _named_entry(timer: DueTimer) -> bytes:

@@ -9,15 +9,8 @@ rocksdict is imported below this package only.
 
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition, deltas_together
-from asyncstate.storage.files import CheckpointFiles, LocalFiles, verify_file
-from asyncstate.storage.keyed_store import (
-    EMPTY_VERSION,
-    Change,
-    EmptyStore,
-    KeyedStore,
-    SortedChanges,
-    StoreStatistics,
-)
+from asyncstate.storage.files import CheckpointFiles, LocalFiles
+from asyncstate.storage.keyed_store import Change, EmptyStore, KeyedStore, SortedChanges, StoreStatistics
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
     EMPTY_LINEAGE,
@@ -31,24 +24,22 @@ from asyncstate.storage.manifest import (
     SinkManifest,
     SnapshotRef,
     StateSpec,
-    extend_lineage,
 )
 from asyncstate.storage.memtable import LIST_GET_KEYS, MemTable, MemTableStatistics
 from asyncstate.storage.object_files import ObjectFiles, Retries, checkpoint_files, existing_files
 from asyncstate.storage.partitioned_store import PartitionedStore, split_changes
-from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
+from asyncstate.storage.restore import Fetcher, build_store
 from asyncstate.storage.restore_plan import RestorePlan, group_bounds, group_range, partition_restore_plan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.slots import held
-from asyncstate.storage.spill import SpilledWrites, WriteBound, changes_from
+from asyncstate.storage.spill import WriteBound, changes_from
 from asyncstate.storage.store_pool import GiveAway, StorePool
 from asyncstate.storage.value_cache import MISSING, ValueCache
 from asyncstate.storage.worker_cache import CacheLoan, PartitionKey, WorkerCache
 
 __all__ = [
     "EMPTY_LINEAGE",
-    "EMPTY_VERSION",
     "LIST_GET_KEYS",
     "MISSING",
     "AppliedTimes",
@@ -75,14 +66,12 @@ __all__ = [
     "PartitionManifest",
     "PartitionedStore",
     "RestorePlan",
-    "RestoreStatistics",
     "Retries",
     "RocksDBOptions",
     "RocksDBStore",
     "SinkManifest",
     "SnapshotRef",
     "SortedChanges",
-    "SpilledWrites",
     "StateSpec",
     "StorePool",
     "StoreStatistics",
@@ -95,11 +84,9 @@ __all__ = [
     "commit_partition",
     "deltas_together",
     "existing_files",
-    "extend_lineage",
     "group_bounds",
     "group_range",
     "held",
     "partition_restore_plan",
     "split_changes",
-    "verify_file",
 ]

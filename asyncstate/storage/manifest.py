@@ -157,10 +157,13 @@ class SinkManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GraphManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The graph of a job: its sources so far, each with whether it began with initial rows, and its sinks."""
+    """The graph of a job: its sources so far, each with whether it began with initial rows, and its sinks.
+    ``streams``: the sources of the last micro-batch that stream, in the order by which Spark knows them; None: not
+    known."""
 
     sources: dict[str, bool] = {}
     sinks: dict[str, SinkManifest] = {}
+    streams: list[str] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

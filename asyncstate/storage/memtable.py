@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from itertools import filterfalse, repeat
 from typing import Final, cast
 
+from asyncstate.codec import STATE_ID_AT
 from asyncstate.metrics import Bytes, Count, Elapsed, Limit, MaxGauge
 from asyncstate.storage.keyed_store import KeyedStore, SortedChanges
 from asyncstate.storage.spill import SpilledWrites, WriteBound, scan_over
 from asyncstate.storage.value_cache import (
     ENTRY_OVERHEAD_BYTES,
     MISSING,
-    STATE_ID_AT,
     Entries,
     Peeked,
     ValueCache,

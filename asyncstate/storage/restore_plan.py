@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from asyncstate.codec import GROUP_BYTES
 from asyncstate.errors import CheckpointError
 from asyncstate.storage.keyed_store import EMPTY_VERSION
 from asyncstate.storage.manifest import (
@@ -19,8 +20,6 @@ from asyncstate.storage.manifest import (
     PartitionManifest,
     SnapshotRef,
 )
-
-GROUP_BYTES = 2
 
 
 class RestorePlan(msgspec.Struct, frozen=True):

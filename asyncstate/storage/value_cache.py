@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Literal
 
+from asyncstate.codec import STATE_ID_AT
+
 ENTRY_OVERHEAD_BYTES: Final = 120
 """Weight of an entry in addition to the bytes of key and value: two bytes headers and a dict slot."""
 
 _YOUNG_OF: Final = 4
 _FRESH_GENERATIONS: Final = 1  # hits in them are not promoted: they will stay for a while
-STATE_ID_AT: Final = 2  # in a store key, after the key group
 _JUDGED_KEYS: Final = 10_000  # for fewer the time is not worth measuring
 _KEEPING_FACTOR: Final = 2  # adding and dropping entries costs about as much as looking for them
 _REST_BATCHES: Final = 16

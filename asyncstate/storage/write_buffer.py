@@ -19,10 +19,11 @@ from typing import Final
 
 from sortedcontainers import SortedList
 
+from asyncstate.codec import STATE_ID_AT, STATE_PREFIX_BYTES
 from asyncstate.metrics import Bytes, Count, Limit, MaxGauge
 from asyncstate.storage.keyed_store import Change, ChangeColumns, KeyedStore, SortedChanges
 from asyncstate.storage.spill import SpilledChanges, SpilledWrites, WriteBound
-from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES, STATE_ID_AT, Entries, size_of
+from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 
 _key = itemgetter(0)
 
@@ -277,7 +278,7 @@ class SizeEstimator:
 
 def _state_of(keys: Sequence[bytes]) -> bytes:
     """The id of the one state that ``keys``, at least one, belong to."""
-    return keys[0][STATE_ID_AT : STATE_ID_AT + 1]
+    return keys[0][STATE_ID_AT:STATE_PREFIX_BYTES]
 
 
 def size_in_memory(entries: Entries) -> int:

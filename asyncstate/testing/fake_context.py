@@ -53,6 +53,11 @@ class _Timers(KeyedTimers):
         super()._delete(kind, time_us, name, namespace)
         self._forget(kind.domain, time_us, name, namespace)
 
+    def delete_all(self) -> None:
+        super().delete_all()
+        gone = self._key()
+        self.noted = [(key, one) for key, one in self.noted if key != gone]
+
     def _note(self, timer: Timer) -> None:
         self._forget(timer.domain, None if timer.name else timer.time, timer.name, timer.namespace)
         self.noted.append((self._key(), timer))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode, has_kinds
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
-from asyncstate.config import Tuning, resolve
+from asyncstate.config import Tuning
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -47,8 +47,10 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from asyncstate.runtime import (
     Delay,
     SequenceBy,
+    UnclaimedState,
     advance_sources,
     check_claimed,
+    check_unclaimed_state,
     highest_event_time,
     watermark_after,
     watermark_holders,
@@ -127,9 +129,11 @@ class PipelineHarness:
         self._finished = False
         self.outputs: dict[str, list[OutputRow]] = {}
         """By sink all rows so far, ``(row kind text, *values)``."""
-        self._build({})
+        self._build({}, (), "refuse")
 
-    def _build(self, saved: Mapping[str, Path], stored: Collection[str] = ()) -> None:
+    def _build(
+        self, saved: Mapping[str, Path], stored: Collection[str], unclaimed_state: UnclaimedState
+    ) -> None:
         """Build the dataflow as it is declared, its operators over the states ``saved`` by uid; ``stored``: those that
         have any. Raises JobError."""
         sources = self._declared_sources
@@ -141,10 +145,9 @@ class PipelineHarness:
         """The changelog facts of each node's rows."""
         self._pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._schemas = self._opened(saved)
-        choice = resolve(self._settings["options"], {}).unclaimed_state
         superseded = self.flow.superseded - self._operators.keys()
         try:
-            dropped = superseded | check_claimed(set(stored) - superseded, self._operators, choice)
+            dropped = superseded | check_claimed(set(stored) - superseded, self._operators, unclaimed_state)
         except JobError:
             self.close()  # operators of the refused dataflow
             raise
@@ -217,14 +220,16 @@ class PipelineHarness:
         async_enabled: bool | None = None,
         parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
+        unclaimed_state: UnclaimedState = "refuse",
     ) -> None:
         """Restart, like a job that is started again over its checkpoint, with the given arguments changed.
 
         Operators that keep their uid keep their state, and new ones have none. State of removed operators is refused,
-        unless the option ``async-state.unclaimed-state`` is ``keep``, for a restart that has them again, or ``drop``.
+        unless ``unclaimed_state`` is ``"keep"``, for a restart that has them again, or ``"drop"``.
         Pushed rows come in the next micro-batch, unless their source is gone. Raises what a job refuses; the harness is
         then unchanged.
         """
+        check_unclaimed_state(unclaimed_state)
         kept = dict(self.__dict__)
         self._settings = {
             **self._settings,
@@ -246,7 +251,8 @@ class PipelineHarness:
                         "pushed; call end_batch before restart"
                     )
             stored = {*self._left, *(uid for uid, one in self._operators.items() if one.has_state)}
-            self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored)
+            saved = self._left | {uid: one.snapshot() for uid, one in self._operators.items()}
+            self._build(saved, stored, unclaimed_state)
         except BaseException:
             self.__dict__.update(kept)
             raise

@@ -63,6 +63,7 @@ SECTIONS = (
             "state-cache",
             "benchmarks",
             "performance",
+            "measurements",
             "limits",
         ),
     ),

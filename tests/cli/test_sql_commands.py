@@ -115,6 +115,31 @@ def test_a_file_is_a_job_that_goes_on(spark: SparkSession, folder: Path, async_e
     assert "there is no statement 'by_countri'" in refused
 
 
+def test_state_of_a_statement_that_is_gone(spark: SparkSession, folder: Path, async_enabled: bool) -> None:
+    file, state = folder / "job.sql", folder / "state"
+    tables = f"""\
+SET 'async-state.enabled' = '{str(async_enabled).lower()}';
+CREATE TABLE orders (id BIGINT, customer BIGINT) USING json OPTIONS (path '{folder}/orders');
+CREATE TABLE counts (customer BIGINT, n BIGINT) USING console;
+INSERT INTO counts SELECT customer, count(*) AS n FROM orders GROUP BY customer;
+"""
+    file.write_text(f"""{tables}
+CREATE TABLE highest (customer BIGINT, id BIGINT) USING console;
+INSERT INTO highest SELECT customer, max(id) AS id FROM orders GROUP BY customer;
+""")
+    add_orders(folder, 0)
+    invoke("run", file, "--checkpoint", state, "--once")
+    file.write_text(tables)
+    add_orders(folder, 1)
+    refused = invoke("run", file, "--checkpoint", state, "--once", code=2)
+    assert "has state of operator 'highest.group-1', which the program does not have" in refused
+    refused = invoke("run", file, "--checkpoint", state, "--once", "--unclaimed-state", "lose", code=2)
+    assert "unclaimed_state is 'lose'; give 'refuse' or 'keep' or 'drop'" in refused
+    assert set(Inspection(str(state)).manifest().operators) == {"counts.group-1", "highest.group-1"}
+    invoke("run", file, "--checkpoint", state, "--once", "--unclaimed-state", "drop")
+    assert set(Inspection(str(state)).manifest().operators) == {"counts.group-1"}
+
+
 def test_files_of_another_checkpoint_stay(spark: SparkSession, folder: Path) -> None:
     """Both jobs have a micro-batch 0."""
     file = folder / "job.sql"
@@ -136,7 +161,7 @@ def test_an_error_of_spark_is_said_without_its_frames(spark: SparkSession, folde
     """With the exit code of what could not be done."""
     file = folder / "job.sql"
     file.write_text(f"""\
-CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders', mode 'FAILFAST');
+CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders');
 CREATE TABLE seen (id BIGINT) USING console;
 INSERT INTO seen SELECT id FROM orders WHERE id > 1;
 """)

@@ -126,8 +126,14 @@ def test_files_and_rates() -> None:
         "schema": "`a` INT, `row_kind` STRING",
         "path": "/p",
         "header": "true",
+        "mode": "FAILFAST",
     }
     assert made.calls[0][1]["sequence"] == ["a"]
+    for columns, more in (("_corrupt_record STRING", ""), ("b STRING", ", columnNameOfCorruptRecord 'b'")):
+        kept = declared(f"(a INT, {columns}) USING json OPTIONS (path '/p'{more})")
+        assert "mode" not in kept.read
+    assert declared("(a INT) USING json OPTIONS (path '/p', mode 'permissive')").read["mode"] == "permissive"
+    assert "mode" not in declared("(a INT) USING parquet OPTIONS (path '/p')").read
     assert declared("USING rate OPTIONS (rowsPerSecond 7)").read == {"format": "rate", "rowsPerSecond": "7"}
 
 
@@ -187,6 +193,10 @@ def test_changes_are_appended_if_that_is_asked_for_and_files_are_folders() -> No
         (
             "(a INT) USING csv OPTIONS (path 'p',\n mode 'dropMalformed')",
             "job.sql:2: option 'mode' = 'DROPMALFORMED': Spark drops rows that it cannot read, and nothing counts",
+        ),
+        (
+            "(a INT) USING csv OPTIONS (path 'p',\n columnNameOfCorruptRecord 'b')",
+            "job.sql:2: option 'columnNameOfCorruptRecord' names a column that table 't' does not have",
         ),
         ("(a INT) USING rate", "a rate has the columns timestamp TIMESTAMP, value BIGINT"),
         (

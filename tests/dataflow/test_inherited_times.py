@@ -101,3 +101,14 @@ def test_rows_of_their_own_inherit_nothing() -> None:
     made: dict[str, Any] = {"name": "t", "place": "here", "inputs": (rows.node,), "kind": "transform"}
     assert Transform(**made).times == Times("at", "0 s", "n", True)
     assert Transform(**made, inherits=False).times == Times()
+
+
+@pytest.mark.parametrize(
+    ("delays", "delay"), [(("0 s", None), None), ((None, "0 s"), None), (("0 s", "5 s"), "0 s")]
+)
+def test_a_union_has_a_watermark_if_each_stream_has_one(
+    delays: tuple[str | None, ...], delay: str | None
+) -> None:
+    made = Dataflow()
+    one, two = (made.add_source(f"rows{n}", Times("at", each), None) for n, each in enumerate(delays))
+    assert one.union(two).node.times == Times("at", delay)

@@ -292,6 +292,18 @@ def test_a_query_that_begins_at_an_end_begins_with_an_empty_micro_batch(asked: A
         assert later.latestOffset(start) != start
 
 
+def test_a_query_that_begins_at_a_time_begins_with_an_empty_micro_batch(asked: Any) -> None:
+    """A partition without messages since then begins at its end, where older ones may have come when it is asked
+    again."""
+    more = {"startingTimestamp": "1000", "startingOffsetsByTimestampStrategy": "latest"}
+    one = reader(**more)
+    one._brokers = asked(Admin(a=Topic(1)), **more)
+    start = one.initialOffset()
+    assert one.latestOffset(start) == start
+    assert one.latestOffset(start) != start
+    assert not options(startingTimestamp="1000").begins_at_end  # each partition has a message then
+
+
 def test_a_query_that_begins_elsewhere_reads_at_once(asked: Any) -> None:
     for more in ({"startingOffsets": "earliest"}, {"startingOffsets": '{"a": {"0": 2}}'}):
         one = reader(**more)

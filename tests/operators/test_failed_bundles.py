@@ -18,10 +18,8 @@ from asyncstate.execution.failed_rows import BUNDLE_WRITES
 from asyncstate.functions import AggregateFunction
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columnar.column_maps import ColumnMapState
-from asyncstate.state.columnar.column_state import BundleState, ColumnState
-from asyncstate.state.columnar.list_column_state import ListColumnState
-from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
-from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
+from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import BundleState, ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, Join, TemporalSort, count, udaf

@@ -24,6 +24,8 @@ from asyncstate import (
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.testing import OperatorHarness
 from operators import WindowAggregate, WindowApply, WindowProcess, cumulate, hop, session, sum_, tumble
+from operators.process.windows.assigners import global_windows
+from operators.process.windows.triggers import count as trigger_count
 from operators.window.windows import SessionWindow, Window
 from tests.operators.function_runs import Run, Step, inserts, run, run_both, run_step, slow_reads
 from tests.operators.window_model import MIN
@@ -372,6 +374,34 @@ def done_at(elapsed: int) -> int:
     from asyncstate.clock import ManualClock
 
     return ManualClock().now_us() + elapsed
+
+
+class Uncleared(_Sums):
+    """Counts the firings of a window, and leaves the count when it is over."""
+
+    def process(self, key: tuple[Any, ...], ctx: WindowContext, rows: Sequence[Row]) -> Any:
+        firings = self.firings.at(ctx.window_namespace)
+        firings.update(firings.value() + 1)
+        ctx.emit(key[0], ctx.window.end, sum(row.v for row in rows), firings.value(), 0)
+
+
+def test_a_window_does_not_begin_with_the_state_of_another(async_enabled: bool) -> None:
+    """With a trigger of one's own, numbers of windows are given again."""
+    rows = [(1, 1, 5), (1, 2, 6), (1, 15 * MS, 7)]
+
+    def fired(window: Window | None, **chosen: Any) -> list[Any]:
+        operator = WindowProcess(Uncleared(), window, SUMS, **chosen)
+        with OperatorHarness(
+            operator, SCHEMA, ["k"], event_time="ts", async_enabled=async_enabled
+        ) as harness:
+            harness.push(rows)
+            harness.advance_watermark(10 * MS)
+            return [row[4] for row in harness.end_batch() + harness.finish()]
+
+    assert fired(tumble("10 milliseconds")) == [1, 1]
+    assert fired(None, assigner=global_windows(), trigger=trigger_count(1)) == [1, 2, 3]
+    with pytest.raises(OperatorError, match="give the ProcessWindowFunction a method clear"):
+        fired(tumble("10 milliseconds"), trigger=trigger_count(1))
 
 
 def test_a_session_has_no_state_of_its_own(async_enabled: bool) -> None:

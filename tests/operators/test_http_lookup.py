@@ -486,6 +486,16 @@ def test_errors_have_no_credential(async_enabled: bool, answer: Any) -> None:
             lambda: OperatorHarness(LookupJoin(HttpLookup("http://svc/{1}"), "n int"), ROWS, ["k"]),
             r"url has a placeholder \{1\}, but 1 values are sent: k; placeholders count from 0",
         ),
+        (
+            lambda: OperatorHarness(LookupJoin(HttpLookup("http://svc/items"), "n int"), ROWS, ["k"]),
+            "url has no placeholder, so every key would get the answer to the same request",
+        ),
+        (
+            lambda: OperatorHarness(
+                LookupJoin(HttpLookup("http://svc/{0}"), "n int"), pa.schema([("k", pa.binary())]), ["k"]
+            ),
+            "'k' of type binary has no text in an address; convert it to a string",
+        ),
         (lambda: LookupJoin(len, "n int", retry=7), r"retry is 7; give Retry\("),  # type: ignore[arg-type]
         (lambda: LookupJoin(len, "n int", retry_empty=7), r"retry_empty is 7; give Retry\("),  # type: ignore[arg-type]
         (lambda: LookupJoin(len, "n int", cache=7), r"cache is 7; give LookupCache\("),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -125,6 +126,15 @@ TEXTS = pa.table({"id": ["1"], "name": ["a"]})
 def test_a_table_that_cannot_be_asked_is_refused(lookup: Lookup, said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         OperatorHarness(LookupJoin(lookup, FOUND), ROWS, ["k"])
+
+
+def test_a_float_does_not_find_a_decimal() -> None:
+    """In Python 0.1 is not Decimal("0.1"): rows found nothing."""
+    decimals, floats = pa.array([Decimal("0.1")], pa.decimal128(3, 1)), pa.array([0.1], pa.float64())
+    for own, sent in ((decimals, floats), (floats, decimals)):
+        lookup = TableLookup(pa.table({"id": own, "name": ["a"]}), ["id"], ["name"])
+        with pytest.raises(SchemaError, match="0.1 as a float is not the decimal 0.1"):
+            OperatorHarness(LookupJoin(lookup, FOUND), pa.schema([("k", sent.type)]), ["k"])
 
 
 def test_rows_of_another_key_are_not_lost(async_enabled: bool) -> None:

@@ -225,7 +225,7 @@ def test_prefetched_rows_that_the_cache_knows_meanwhile_do_not_pile_up(
 
     def begin_and_count(reads: BundleReads) -> None:
         begin(reads)
-        held.append(reads.prefetched)
+        held.append(len(reads._ahead) + len(reads._ahead_before))
 
     monkeypatch.setattr(BundleReads, "begin_prefetch", begin_and_count)
     monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())

@@ -174,7 +174,7 @@ class _Life:
     def _restart(self, act: Restart) -> None:
         gone = self._expected.with_state - {node.uid for node in act.program.nodes}
         if gone:
-            self._check_refused(act.program, act.settings, "unclaimed-state")
+            self._check_refused(act.program, act.settings, "unclaimed_state")
         self._drops_unclaimed = bool(gone)
         self._program, self._settings = act.program, act.settings
         self._expected.change(act.program)

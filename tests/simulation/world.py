@@ -128,8 +128,6 @@ class Process:
             "async-state.bundle-size": settings.bundle_rows,
             "async-state.snapshot-interval": settings.snapshot_interval,
         }
-        if drops_unclaimed:
-            options["async-state.unclaimed-state"] = "drop"
         config = resolve(options, {})
         # The first two as in the driver of a job, the last one as on executors.
         together = 1 if settings.bundle_rows == 3 else TOGETHER_MAX
@@ -138,7 +136,12 @@ class Process:
         self.graph: JobGraph[LocalRows] = JobGraph(executor)
         _declare(self.graph, program, world)
         frame = JobFrame(
-            ledger.job_id, ledger.place, config, lambda own: resolve({**options, **own}, {}), executor
+            ledger.job_id,
+            ledger.place,
+            config,
+            lambda own: resolve({**options, **own}, {}),
+            executor,
+            "drop" if drops_unclaimed else "refuse",
         )
         self._driver = JobDriver(frame, ledger, world.clock)
         with self._driver.dry_run() as batch:

@@ -131,6 +131,14 @@ def test_changes_are_appended_with_their_kinds(tmp_path: Path) -> None:
     changed = rows((1, "a", None), (2, "b", None)).append_column("row_kind", pa.array(["-U", "+U"]))
     assert ParquetTarget(folder).append("w", 0, changed)
     assert pq.read_table(folder).column("row_kind").to_pylist() == ["-U", "+U"]
+    with pytest.raises(
+        SchemaError, match="a row has the kind '-U', and without their kinds all rows would be"
+    ):
+        AppendSink(ParquetTarget(folder)).write(changed, 1)  # type: ignore[arg-type]  # a table of a LocalFrame
+    unknown = changed.set_column(changed.num_columns - 1, "row_kind", pa.array(["+I", None]))
+    with pytest.raises(SchemaError, match="a row has the kind None"):
+        AppendSink(ParquetTarget(folder)).write(unknown, 1)  # type: ignore[arg-type]
+    assert pq.read_table(folder).num_rows == 2
 
 
 # -- databases ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from asyncstate.spark.sinks import (
     SqliteTarget,
     TargetChanges,
 )
-from asyncstate.spark.sinks.column_checks import duration_text, json_texts, keeps
+from asyncstate.spark.sinks.column_checks import duration_text, json_texts, keeps, plain
+from asyncstate.spark.sinks.mysql_types import sent
 from tests.sinks.conftest import made
 from tests.sinks.places import SCHEMA, Place, changes
 
@@ -153,6 +154,7 @@ KEPT: dict[str, list[tuple[str, pa.DataType, Any, Any]]] = {
     "mysql": [
         ("decimal(10, 3)", D, Decimal("1.005"), Decimal("1.005")),
         ("time(6)", L, dt.timedelta(hours=26, microseconds=1), dt.timedelta(hours=26, microseconds=1)),
+        ("time(6)", L, -dt.timedelta(hours=26, microseconds=1), -dt.timedelta(hours=26, microseconds=1)),
         ("datetime(6)", T, MOMENT, MOMENT.replace(tzinfo=None)),
         ("json", LIST, [1, None], "[1,null]"),
         ("longtext", STRUCT, {"a": 1}, '{"a":1}'),
@@ -299,6 +301,49 @@ def test_rows_that_the_database_drops_are_noticed(sqlite_place: Place, postgres_
         with pytest.raises(StoreError, match="1 rows still exist after they were deleted"):
             target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), good.upserts.select(["k"]), ("k",)))
         assert place.run("SELECT * FROM t") == [(2, 1)]
+
+
+def test_deleted_rows_that_a_policy_or_a_partition_keeps_are_noticed(postgres_place: Place) -> None:
+    postgres_place.run("DROP ROLE IF EXISTS tenant")
+    postgres_place.run("CREATE ROLE tenant LOGIN")
+    postgres_place.run("GRANT CREATE ON SCHEMA public TO tenant")
+    table_of(postgres_place, "bigint PRIMARY KEY", "bigint")
+    postgres_place.run("GRANT SELECT, INSERT, UPDATE, DELETE ON t TO tenant")
+    postgres_place.run("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+    for name, rule in (
+        ("sees", "SELECT USING (true)"),
+        ("adds", "INSERT WITH CHECK (true)"),
+        ("changes", "UPDATE USING (true)"),
+        ("deletes", "DELETE USING (v > 1)"),
+    ):
+        postgres_place.run(f"CREATE POLICY {name} ON t FOR {rule}")
+    target = PostgresTarget(postgres_place.place.replace("user=tests", "user=tenant"), "t")
+    check_kept(postgres_place, target)
+    postgres_place.run("DROP OWNED BY tenant")
+    postgres_place.run("DROP ROLE tenant")
+
+    postgres_place.run("DROP TABLE t")
+    postgres_place.run("CREATE TABLE t (k bigint PRIMARY KEY, v bigint) PARTITION BY RANGE (k)")
+    postgres_place.run("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (9)")
+    body = "BEGIN IF old.v > 1 THEN RETURN old; END IF; RETURN NULL; END"
+    postgres_place.run(f"CREATE FUNCTION keeps_one() RETURNS trigger LANGUAGE plpgsql AS '{body}'")
+    postgres_place.run("CREATE TRIGGER keeps BEFORE DELETE ON t_1 FOR EACH ROW EXECUTE FUNCTION keeps_one()")
+    check_kept(postgres_place, postgres_place.target("t"))
+
+
+def check_kept(place: Place, target: Any) -> None:
+    """Of rows that are deleted, one with v = 1 stays and nobody else says so."""
+    good = rows_of(INT, INT, (1, 1), (2, 2))
+    target.check(good.upserts.schema, ("k",))
+    assert target.write("w", 0, good)
+    keys = good.upserts.select(["k"])
+    with pytest.raises(
+        StoreError, match="1 rows still exist after they were deleted: .* row security policy"
+    ):
+        target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), keys, ("k",)))
+    assert place.run("SELECT * FROM t ORDER BY k") == [(1, 1), (2, 2)]
+    assert target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), keys.slice(1), ("k",)))
+    assert place.run("SELECT * FROM t") == [(1, 1)]
 
 
 def test_conflict_clauses_of_sqlite_drop_nothing(sqlite_place: Place) -> None:
@@ -539,6 +584,13 @@ def test_keys_of_kafka_have_one_text(request: pytest.FixtureRequest, tmp_path: P
         target.check(rows_of(S, pa.map_(INT, INT)).upserts.schema, ("k",))
 
 
+def test_mysql_gets_lengths_of_time_as_texts() -> None:
+    lengths = pa.chunked_array(
+        [pa.array([-dt.timedelta(seconds=1), None, dt.timedelta(hours=26, microseconds=1)], L)]
+    )
+    assert sent("v", lengths) == ["-00:00:01", None, "26:00:00.000001"]
+
+
 @given(st.timedeltas(dt.timedelta(days=-10_000), dt.timedelta(days=10_000)))
 def test_lengths_of_time_are_texts_that_say_their_length(length: dt.timedelta) -> None:
     text = duration_text(length // dt.timedelta(microseconds=1))
@@ -562,6 +614,19 @@ def test_what_keeps_a_type_keeps_each_value_or_refuses_it(
     except pa.ArrowInvalid:
         return  # too large for one of them
     assert there.cast(given_type, safe=False).equals(value)
+
+
+def test_times_are_in_utc_at_any_depth() -> None:
+    """A key of Kafka has one text whatever the session's zone is."""
+    there = pa.timestamp("us", "Asia/Kolkata")
+    for nested, value, text in (
+        (pa.list_(there), [MOMENT, None], '["2024-01-01T00:00:00.000100Z",null]'),
+        (pa.struct([("at", pa.list_(there))]), {"at": [MOMENT]}, '{"at":["2024-01-01T00:00:00.000100Z"]}'),
+        (pa.map_(S, there), [("at", MOMENT)], '{"at":"2024-01-01T00:00:00.000100Z"}'),
+    ):
+        assert json_texts("v", pa.chunked_array([pa.array([value, None], nested)])) == [text, None]
+    same = pa.chunked_array([pa.array([[MOMENT]], pa.list_(T))])
+    assert plain(same) is same
 
 
 def test_json_has_no_nan() -> None:

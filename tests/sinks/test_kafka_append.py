@@ -135,6 +135,15 @@ def test_nested_names_do_not_collide(registry: FakeRegistry) -> None:
     assert json.loads(decoder.text_or_reason(encode(value))[0] or "") == value
 
 
+@pytest.mark.parametrize(("value", "what"), [(["a", None], "has a null"), (None, "is null")])
+def test_protobuf_has_no_null_in_place_of_a_list(registry: FakeRegistry, value: Any, what: str) -> None:
+    schema = pa.schema([("tags", pa.list_(pa.string())), ("n", pa.int64())])
+    encode = encoding(ProtobufMessages, registry).encoders("t", schema, schema).value
+    assert encode({"tags": [], "n": None}) != encode({"tags": ["a"], "n": None})
+    with pytest.raises(SchemaError, match=f"a list in column 'tags' {what}, which Protobuf cannot represent"):
+        encode({"tags": value, "n": 1})
+
+
 def written_and_read(kafka: KafkaBroker, registry: FakeRegistry, kind: type[Any]) -> list[Any]:
     topic = kafka.create(f"append-{next(NUMBERS)}")
     target = KafkaAppendTarget(kafka.servers, topic, encoding=encoding(kind, registry))

@@ -21,7 +21,7 @@ pytest.importorskip("pyspark")
 
 from asyncstate.errors import JobError, OperatorError, SchemaError, StoreError
 from asyncstate.spark.sinks import MySqlTarget, PostgresTarget, TargetChanges
-from asyncstate.spark.sinks.upserts import changes_of
+from asyncstate.spark.sinks.upserts import changes_of, write_upserts
 from tests.sinks.conftest import NUMBERS, made
 from tests.sinks.killed import WRITTEN
 from tests.sinks.places import KINDS, SCHEMA, SQL, Place, changes, rows
@@ -199,6 +199,36 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(database: Place
             target.check(SCHEMA, ("id",))
     else:
         target.check(SCHEMA, ("total",))
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_zero_is_one_key(kind: pa.DataType) -> None:
+    """As text -0.0 would be another one, and in Delta it is."""
+    zeros = pa.array([-0.0, -0.0], kind)
+    last = pa.table({"k": zeros, "v": zeros, "row_kind": ["+U", "-D"]})
+    found = changes_of(last, ("k",))
+    assert str(found.upserts.to_pylist()) == "[{'k': 0.0, 'v': -0.0}]"
+    assert str(found.deletes.to_pylist()) == "[{'k': 0.0}]"
+    assert found.upserts.schema == pa.schema([("k", kind), ("v", kind)])
+
+
+def test_a_changed_row_of_zero_is_one_change() -> None:
+    """Arrow compares the bits of floats, Spark their values."""
+
+    class Kept:
+        def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+            pass
+
+        def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Any = None) -> bool:
+            written.append(changes)
+            return True
+
+    written: list[TargetChanges] = []
+    table = pa.table({"k": [0.0, -0.0], "v": [1, 2], "row_kind": ["-U", "+U"]})
+    assert write_upserts(0, table, "k", Kept())
+    (found,) = written
+    assert found.upserts.to_pylist() == [{"k": 0.0, "v": 2}]
+    assert found.deletes.num_rows == 0
 
 
 def test_null_keys_are_refused() -> None:

@@ -11,8 +11,10 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.spark import last_changes, netted
+from asyncstate.spark.task_errors import restore
 
 pytestmark = pytest.mark.spark
 
@@ -63,3 +65,22 @@ def test_what_is_no_changelog_is_refused(spark: SparkSession) -> None:
         last_changes(frame, [])
     with pytest.raises(SchemaError, match="column 'm' is of type map<string,int>"):
         netted(frame.selectExpr("map(v, 1) as n", "row_kind").selectExpr("map('a', 1) as m", "row_kind"))
+
+
+@pytest.mark.parametrize("kind", [None, "", "I", "+i", "delete"])
+def test_a_row_without_a_kind_is_no_deletion(spark: SparkSession, kind: str | None) -> None:
+    frame = spark.createDataFrame([("a", 1, "+I"), ("b", 2, kind)], "k string, v int, row_kind string")
+    shown = "null" if kind is None else f"'{kind}'"
+    for read in (
+        netted(frame),
+        last_changes(frame, "k"),
+        last_changes(frame, "k", Changelog.upsert("k")),
+    ):
+        with pytest.raises(Exception, match="row_kind") as caught:
+            read.collect()
+        error = restore(str(caught.value))
+        assert isinstance(error, SchemaError)
+        assert str(error) == (
+            f"column 'row_kind' has the value {shown}; write one of +I, -U, +U, -D, or drop the column if every row "
+            "is an insert"
+        )

@@ -68,6 +68,53 @@ def test_sources_come_by_name_go_on_and_change(
     assert more.found == {2: [0, 1, 2], 3: []}
 
 
+def test_sources_keep_their_order(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    """Spark would read each with the offsets of the other."""
+
+    def run(*names: str, tables: int = 0) -> Kept:
+        job, kept = make_job(), Kept()
+        for name in names:
+            rows = job.source(name, spark.readStream.schema("id long").parquet(str(tmp_path / name)))
+            rows.to(kept if name == "left" else Kept(), name)
+        for number in range(tables):
+            job.table(f"table{number}", spark.range(1)).to(Kept(), f"table{number}")
+        job.await_termination(job.start(trigger={"availableNow": True}), 100)
+        return kept
+
+    for name, first in (("left", 0), ("right", 10), ("other", 20)):
+        spark.range(first, first + 2, 1, 1).write.parquet(str(tmp_path / name))
+    assert run("left", "right").found == {0: [0, 1]}
+    with pytest.raises(
+        JobError, match=r"sources were \(left, right\) and are \(right, left\)\. Spark knows them by"
+    ):
+        run("right", "left")
+    with pytest.raises(JobError, match=r"would read 'right' with the offsets of another one"):
+        run("right", "other")
+    spark.range(2, 4, 1, 1).write.mode("append").parquet(str(tmp_path / "left"))
+    assert run("left", "right", tables=1).found == {1: [2, 3]}
+    assert run("left", "right", tables=1).found == {}
+
+
+def test_a_table_has_no_place_among_the_sources(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    spark.range(1).write.parquet(str(tmp_path / "rows"))
+
+    def declared(*names: str) -> StreamingJob:
+        job = make_job()
+        for name in names:
+            if name == "table":
+                rows = job.table(name, spark.range(1))
+            else:
+                rows = job.source(name, spark.readStream.schema("id long").parquet(str(tmp_path / "rows")))
+            rows.to(Kept(), name)
+        return job
+
+    job = declared("rows", "table")
+    job.await_termination(job.start(trigger={"availableNow": True}), 100)
+    declared("table", "rows").check()
+
+
 def test_a_job_has_a_function_or_sources(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     spark.range(1).write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))

@@ -171,8 +171,7 @@ def test_the_first_of_two_drivers_commits_nothing_more(
             on_batch(rows, 1)
     checkpoint = Checkpoint(LocalFiles(tmp_path / "checkpoint"))
     assert checkpoint.versions() == {"claim": [0], "commit": [0, 1]}[deed]
-    keeping = {"async-state.unclaimed-state": "keep"}
-    make_job(run=echo, options=keeping).micro_batch(lambda df, batch: None)(rows, 1)
+    make_job(run=echo, unclaimed_state="keep").micro_batch(lambda df, batch: None)(rows, 1)
     with pytest.raises(ConcurrentJobError):
         on_batch(rows, 1)
     assert checkpoint.versions() == [0, 1]

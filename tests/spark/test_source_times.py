@@ -171,8 +171,7 @@ def test_a_source_that_is_gone_leaves_at_the_restart(
     fired: list[int] = []
 
     def start(name: str) -> StreamingJob:
-        options = {"async-state.enabled": async_enabled, "async-state.unclaimed-state": "keep"}
-        job = make_job(options=options)
+        job = make_job(options={"async-state.enabled": async_enabled}, unclaimed_state="keep")
         if is_graph:
             rows = windows(
                 job.source(name, streaming(spark, tmp_path), event_time="t", watermark_delay=0), name
@@ -207,7 +206,7 @@ def test_a_function_that_leaves_operators_out_keeps_their_sources(
     apply: list[str] = ["a", "b"]
 
     def start() -> StreamingJob:
-        job = make_job(options={"async-state.unclaimed-state": "keep"})
+        job = make_job(unclaimed_state="keep")
 
         @job.micro_batch
         def use(df: DataFrame, batch: MicroBatch) -> None:

@@ -34,6 +34,7 @@ from asyncstate.spark.sources import (
     maxwell_json,
     operation_column,
 )
+from asyncstate.spark.sources.malformed import mark_of
 from asyncstate.spark.task_errors import restore
 from operators import ChangelogNormalize, GroupAggregate, count
 
@@ -543,6 +544,36 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
     ]
 
 
+def test_a_decimal_with_a_comma_is_malformed(spark: SparkSession) -> None:
+    """Spark's parser removes commas: 1,5 would be 15."""
+    schema = "price decimal(10, 2), note string"
+    prices = ["1,5", "1,234.50", ",5", "-1,0e1"]
+    good = [
+        {"price": "1.5", "note": "1,5"},
+        {"price": 2.5},
+        {"price": None, "note": "x,1,y"},
+        {"note": '"1,5"'},
+    ]
+    given: list[dict[str, Any]] = [*good, *({"price": price} for price in prices)]
+    read = [(Decimal("1.50"), "1,5"), (Decimal("2.50"), None), (None, "x,1,y"), (None, '"1,5"')]
+    said = [
+        f"column 'price': '{price}' is not of type decimal(10,2) in the declared form" for price in prices
+    ]
+    bad = list(enumerate(said, len(good)))
+    assert rows(json_rows(events(spark, *given), schema, malformed="drop")) == read
+    assert reasons(json_rows(events(spark, *given), schema, malformed="only")) == bad
+    changes = events(spark, *(change("c", None, row) for row in given))
+    assert reasons(debezium_json(changes, schema, decimals="text", malformed="only")) == bad
+    gone = events(spark, change("d", {"price": "1,5", "note": "k"}))
+    upserts = debezium_json(gone, schema, decimals="text", upsert_key="note")
+    assert rows(upserts) == [(None, "k", "-D")]
+    assert len(reasons(debezium_json(gone, schema, decimals="text", malformed="only"))) == 1
+    updates = events(spark, *({"type": "update", "data": {"price": "2"}, "old": row} for row in given[3:5]))
+    assert reasons(maxwell_json(updates, schema, malformed="only")) == [(1, said[0])]
+    two = events(spark, {"type": "INSERT", "data": [{"price": "2"}, {"price": "1,5"}]})
+    assert reasons(canal_json(two, schema, malformed="only")) == [(0, said[0])]
+
+
 def test_maxwell(spark: SparkSession) -> None:
     schema = "id int, name string, price decimal(20, 2)"
     new = {"id": 1, "name": None, "price": 123456789012345678.12}
@@ -607,6 +638,15 @@ def test_canal(spark: SparkSession) -> None:
     assert sorted(found) == [0, 1, 2, 3]
     assert "operation 'ALTER'" in found[0]
     assert rows(canal_json(events(spark, *bad), schema, malformed="drop")) == []
+
+
+def test_a_dropped_message_is_marked_wherever_it_comes_from(spark: SparkSession) -> None:
+    schema = "topic string, partition int, offset bigint, value string"
+    frame = spark.createDataFrame([("t", 1, 2, "x"), (None, 1, None, "x")], schema)
+    assert rows(frame.selectExpr(mark_of(frame.columns, "'bad'", "value"))) == [
+        ("topic t, partition 1, offset 2: bad",),
+        ("topic null, partition 1, offset null: bad",),
+    ]
 
 
 def test_operation_columns(spark: SparkSession) -> None:

@@ -11,14 +11,18 @@ from typer.testing import CliRunner
 
 from asyncstate import AsyncStateError
 from asyncstate.cli.app import app
+from asyncstate.errors import ConfigurationError
 from asyncstate.operators import GroupAggregate, sum_
 from asyncstate.spark import StreamingJob
 
 pytestmark = pytest.mark.parametrize("enabled", ["false", "true"])
 
 
-def _graph(spark: Any, folder: Path, uid: str, rows: list[Any], **options: str) -> StreamingJob:
-    job = StreamingJob(spark, str(folder / "state"), options={"async-state.parallelism": "1", **options})
+def _graph(
+    spark: Any, folder: Path, uid: str, rows: list[Any], unclaimed: Any = "refuse", **options: str
+) -> StreamingJob:
+    given = {"async-state.parallelism": "1", **options}
+    job = StreamingJob(spark, str(folder / "state"), options=given, unclaimed_state=unclaimed)
     sales = job.source(
         "sales", spark.readStream.schema("shop string, amount long").parquet(str(folder / "in"))
     )
@@ -80,9 +84,9 @@ def test_a_removed_operator_is_dropped_or_kept_as_the_job_says(
     _write(spark, tmp_path)
     _run(_graph(spark, tmp_path, "old", rows, **mode))
     _write(spark, tmp_path)
-    _run(_graph(spark, tmp_path, "new", rows, **mode, **{"async-state.unclaimed-state": "keep"}))
+    _run(_graph(spark, tmp_path, "new", rows, "keep", **mode))
     _write(spark, tmp_path)
-    _run(_graph(spark, tmp_path, "old", rows, **mode, **{"async-state.unclaimed-state": "drop"}))
+    _run(_graph(spark, tmp_path, "old", rows, "drop", **mode))
     assert rows == [("+I", 100), ("+I", 100), ("-U", 100), ("+U", 200)]
     _write(spark, tmp_path)
     with pytest.raises(AsyncStateError, match="has state of operator 'old'"):
@@ -105,3 +109,14 @@ def test_a_function_is_refused_before_its_first_commit(spark: Any, tmp_path: Pat
     assert rows[-4:] == [("-U", 100), ("+U", 200)] * 2
     uids.remove("a")
     process(sales, 2)  # later micro-batches may leave an operator out
+
+
+def test_another_word_is_refused(spark: Any, tmp_path: Path, enabled: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match="unclaimed_state is 'delete'; give 'refuse' or 'keep' or 'drop'"
+    ):
+        _graph(spark, tmp_path, "totals", [], "delete", **{"async-state.enabled": enabled})
+    with pytest.raises(
+        ConfigurationError, match="async-state.unclaimed-state.*StreamingJob.unclaimed_state='keep'"
+    ):
+        _graph(spark, tmp_path, "totals", [], **{"async-state.unclaimed-state": "keep"})

@@ -215,7 +215,27 @@ class PatternQuery(Draws):
             )
         return Value(f"{value.text} {word} {other.text}", _known(COMPARED[word], value, other))
 
+    def gathered(self) -> Value:
+        """An aggregate that only MEASURES has."""
+        name, word = self.one_of(*self.variables, None), self.one_of("SUM", "COUNT", "AVG", "MAX", "LISTAGG")
+        text, of = self.of_row("" if name is None else f"{name}.")
+        is_text, distinct = word == "LISTAGG", self.chance(0.6)
+        between = self.one_of("", "-", ", ")
+        literal = f", '{between}'" if between else ""
+        shown = f"CAST({text} AS STRING){literal}" if is_text else text
+        function = (
+            (lambda found: between.join(map(str, found)) if found else None) if is_text else AGGREGATES[word]
+        )
+
+        def all_of(taken: Taken) -> Any:
+            found = [one for row in self._rows(taken, name) if (one := of(row)) is not None]
+            return function(list(dict.fromkeys(found)) if distinct else found)
+
+        return Value(f"{word}({'DISTINCT ' if distinct else ''}{shown})", all_of)
+
     def measure(self) -> Value:
+        if self.chance(0.2):
+            return self.gathered()
         which, value = self.rng.random(), self.value(None)
         if which < 0.1:
             return Value("MATCH_ROWTIME()", lambda taken: taken[-1][1][AT])

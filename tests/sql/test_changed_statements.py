@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ import pyarrow as pa
 from typer.testing import CliRunner
 
 from asyncstate.cli.app import app
+from asyncstate.dataflow import Stream
 from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark import StreamingJob
-from asyncstate.sql import ir
+from asyncstate.sql import Compiled, SqlContext, ir
 from asyncstate.sql.job import JobSql
+from asyncstate.sql.pipeline import view_of
 from asyncstate.storage import LocalFiles
 from asyncstate.testing import PipelineHarness, PipelineSource, net
 from tests.sql.random_changes import Program
@@ -185,6 +188,32 @@ def test_what_reads_a_view_that_changed_has_changed(program: Program) -> None:
             harness.restart(program.flow(statements(text.replace("sum", "max"))))
         harness.restart(program.flow(statements(text.replace("sum", "max")), "start-anew"))
         assert program.uids == ["totals.group-1-v2", "above.group-1-v2"]
+
+
+def test_a_stream_of_the_graph_that_computes_something_else_has_changed(
+    spark: SparkSession, async_enabled: bool
+) -> None:
+    stored, uids = dict[str, Compiled](), list[str]()
+
+    def flow(text: str) -> Callable[[Stream], None]:
+        def pipeline(t: Stream) -> None:
+            context = SqlContext(spark, dict(stored), uids or None)
+            context.add("w", view_of(t.with_columns(v=text)))
+            context.run("SELECT k, sum(v) AS s FROM w GROUP BY k", "a").to(print, name="a")
+            stored.update(context.compiled)
+
+        return pipeline
+
+    sources = {"t": SOURCES["t"]}
+    with PipelineHarness(flow("v + 1"), sources, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 5)])
+        harness.end_batch()
+        uids.append("a.group-1")
+        with pytest.raises(SqlError, match="a.group-1: the view 'w' that it reads has changed"):
+            harness.restart(flow("v + 2"))
+        harness.restart(flow("v + 1"))
+        harness.push("t", [(1, 1)])
+        assert harness.end_batch()["a"] == [("-U", 1, 6), ("+U", 1, 8)]
 
 
 def test_a_statement_that_has_no_state_yet_may_change(program: Program) -> None:

@@ -62,6 +62,7 @@ def test_times_within_constants_are_an_interval_join(spark: SparkSession, name: 
 
 UNBOUNDED = {
     "one side": "SELECT l.k, a, b FROM l JOIN r ON l.k = r.k AND r.ts >= l.ts",
+    "a scalar subquery": f"SELECT l.k, a, b FROM l LEFT JOIN r ON l.k = r.k AND {BETWEEN} AND a < (SELECT max(rate) FROM v)",
     "months": "SELECT l.k, a, b FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL 1 MONTH",
     "a column": "SELECT l.k, a, b FROM l JOIN r ON l.k = r.k AND r.ts >= l.ts AND r.ts <= CASE WHEN a > 1 THEN l.ts + INTERVAL 9 SECONDS ELSE l.ts END",
     "empty": "SELECT l.k, a, b FROM l LEFT JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts + INTERVAL 1 SECOND AND l.ts",
@@ -103,6 +104,14 @@ TEMPORAL: dict[str, tuple[str, str]] = {
     "conditions after it": (
         "SELECT l.k, a, rate FROM l\nJOIN v FOR SYSTEM_TIME AS OF l.ts\n  ON l.k = v.k AND (rate > 3 OR a > rate) OR l.k = v.k AND false WHERE v.rate < 8 AND a + rate > 4",
         "SELECT l.k, a, rate FROM l ASOF JOIN v ON l.k = v.k AND ts >= since WHERE (rate > 3 OR a > rate) AND rate < 8 AND a + rate > 4",
+    ),
+    "another time before the version": (
+        "SELECT l.k, a, rate FROM (SELECT *, ts - INTERVAL 40 SECONDS AS early FROM l) l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k WHERE early >= v.since",
+        "SELECT l.k, a, rate FROM l ASOF JOIN v ON l.k = v.k AND ts >= since WHERE ts - INTERVAL '40 s' >= since",
+    ),
+    "equal after it": (
+        "SELECT l.k, a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k WHERE a + 1 = v.rate",
+        "SELECT l.k, a, rate FROM l ASOF JOIN v ON l.k = v.k AND ts >= since WHERE a + 1 = rate",
     ),
     "in a group": (
         "WITH q AS (SELECT a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k) SELECT a, sum(rate) AS s, count(*) AS n FROM q GROUP BY a",
@@ -333,6 +342,55 @@ def test_versions_of_changed_rows_are_those_of_their_primary_key(spark: SparkSes
         harness.push("l", [(1, n, BEGIN + dt.timedelta(seconds=n)) for n in (1, 8, 10)])
         rows = [row for part in (harness.end_batch(), harness.finish()) for row in part["out"]]
         assert sorted(row[2:4] for row in rows) == [(1, 5), (8, 5)]
+
+
+def test_versions_whose_values_must_not_be_null(spark: SparkSession, async_enabled: bool) -> None:
+    """A version with a null ends the one before it."""
+    sql = "SELECT l.k, a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k WHERE rate IS NOT NULL"
+    sources = timed_tables().sources(["l", "v"])
+    with PipelineHarness(sql_pipeline(sql, spark=spark), sources, async_enabled=async_enabled) as harness:
+        harness.push("v", [(1, 5, BEGIN), (1, None, BEGIN + dt.timedelta(seconds=5))])
+        harness.push("l", [(1, at, BEGIN + dt.timedelta(seconds=at)) for at in (1, 8)])
+        rows = [row for part in (harness.end_batch(), harness.finish()) for row in part["out"]]
+        assert rows == [("+I", 1, 1, 5)]
+
+
+def test_versions_of_changed_rows_are_compared_by_further_columns(
+    spark: SparkSession, async_enabled: bool
+) -> None:
+    sql = (
+        "SELECT l.k, a, rate FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k AND l.a = x.rate"
+    )
+    tables = timed_tables()
+    sources = tables.sources(["l"])
+    tables.insert_only, tables.keys = False, {"v": ["k"]}
+    sources |= tables.sources(["v"])
+    with PipelineHarness(sql_pipeline(sql, spark=spark), sources, async_enabled=async_enabled) as harness:
+        harness.push("v", [(1, 5, BEGIN)])
+        changed = [(1, 5, BEGIN), (1, 6, BEGIN + dt.timedelta(seconds=5))]
+        harness.push("v", changed, kinds=["-U", "+U"])
+        harness.push("l", [(1, a, BEGIN + dt.timedelta(seconds=at)) for a, at in ((5, 1), (5, 8), (6, 9))])
+        rows = [row for part in (harness.end_batch(), harness.finish()) for row in part["out"]]
+        assert sorted(rows, key=str) == [("+I", 1, 5, 5), ("+I", 1, 5, None), ("+I", 1, 6, 6)]
+
+
+VALUES_OF_WINDOWS: dict[str, tuple[str, str]] = {
+    "a scalar subquery": (
+        "SELECT window.start AS s, sum(a * (SELECT max(rate) FROM v)) AS x FROM l GROUP BY window(ts, '20 seconds')",
+        "SELECT time_bucket(INTERVAL '20 s', ts) AS w, sum(a * (SELECT max(rate) FROM v)) FROM l WHERE ts IS NOT NULL GROUP BY w",
+    ),
+    "the window itself": (
+        "SELECT k, window.start AS s, count(DISTINCT window.start) AS n, max(a) FILTER (WHERE window.end > timestamp'2024-01-01 08:05:00') AS m FROM l GROUP BY k, window(ts, '20 seconds')",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, 1, max(a) FILTER (WHERE time_bucket(INTERVAL '20 s', ts) + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00') FROM l WHERE ts IS NOT NULL GROUP BY k, w",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUES_OF_WINDOWS)
+def test_windows_that_a_value_changes_or_reads_are_updated(spark: SparkSession, name: str) -> None:
+    sql, oracle = VALUES_OF_WINDOWS[name]
+    flow, begins_async = sql_pipeline(sql, spark=spark), name == "the window itself"
+    assert kept_right(flow, timed_tables(), sql, oracle, async_enabled=begins_async) > 3
 
 
 def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:

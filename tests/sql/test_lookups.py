@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,40 @@ def test_a_lookup_is_joined_with_changes(spark: SparkSession, name: str) -> None
     begins_async = list(LOOKUPS).index(name) % 2 == 1
     tables = changing_tables(seed=3)
     assert kept_right(pipeline(spark, statements), tables, "t", oracle, async_enabled=begins_async) > 0
+
+
+def test_a_plan_is_made_from_the_key_of_a_lookup_as_well(spark: SparkSession) -> None:
+    made: list[Any] = []
+
+    def statements(key: str, columns: str, context: SqlContext) -> Any:
+        names = [[one.split()[0] for one in given.split(", ")] for given in (key, columns)]
+        context.add_lookup("dim", TableLookup(DIM, *names), key, columns, {})
+        found = context.run("SELECT t.id, name FROM t JOIN dim ON t.id = dim.id AND t.v = dim.size", "same")
+        made.append(context.compiled["same"].made_from)
+        return found
+
+    keys = (("id bigint", "size bigint, name string"), ("id bigint, size bigint", "name string"))
+    for key in keys:
+        with PipelineHarness(pipeline(spark, partial(statements, *key)), {"t": PipelineSource(SCHEMA)}):
+            pass
+    assert made[0] != made[1]
+
+
+def test_found_values_that_must_not_be_null_are_asked_for(spark: SparkSession, async_enabled: bool) -> None:
+    found = TableLookup(
+        [{"id": 1, "name": None, "size": 1}, {"id": 2, "name": "b", "size": 4}], ["id"], ["name", "size"]
+    )
+
+    def statements(context: SqlContext) -> Any:
+        context.add_lookup("dim", found, "id bigint", FOUND, {})
+        with pytest.raises(SqlError, match="conditions other than the key in a LEFT JOIN"):
+            context.run("SELECT t.id, size FROM t LEFT JOIN dim ON t.id = dim.id AND name IS NOT NULL")
+        return context.run("SELECT t.id, size FROM t JOIN dim ON t.id = dim.id WHERE name IS NOT NULL")
+
+    source = {"t": PipelineSource(SCHEMA)}
+    with PipelineHarness(pipeline(spark, statements), source, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0)])
+        assert harness.end_batch()["out"] == [("+I", 2, 4)]
 
 
 def test_a_lookup_of_insertions_needs_no_exchange(spark: SparkSession, async_enabled: bool) -> None:

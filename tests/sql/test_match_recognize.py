@@ -121,6 +121,21 @@ CASES: dict[str, tuple[str, Sequence[Part], Any, bool, Callable[[Taken], Row]]] 
         False,
         lambda t: (rates(t, "A")[0], rates(t, "B")[0]),
     ),
+    "lists and distinct values": (
+        """SELECT k, s, c, d, l FROM v MATCH_RECOGNIZE (PARTITION BY k ORDER BY since, rate
+             MEASURES ListAgg(CAST(A.rate AS STRING), '; ') AS s, COUNT(DISTINCT A.rate) AS c, SUM(DISTINCT rate) + 1 AS d,
+               STRING_AGG(DISTINCT concat('r', A.rate, ')')) AS l
+             PATTERN (A{4} B) DEFINE A AS A.rate < 8)""",
+        [("A", 4, 4), ("B", 1, 1)],
+        lambda name, row, taken: name == "B" or row[1] < 8,
+        False,
+        lambda t: (
+            "; ".join(map(str, rates(t, "A"))),
+            len(set(rates(t, "A"))),
+            sum(set(rates(t))) + 1,
+            "".join(f"r{one})" for one in dict.fromkeys(rates(t, "A"))),
+        ),
+    ),
     "sums so far": (
         """SELECT k, a, s, l, z FROM v MATCH_RECOGNIZE (PARTITION BY k ORDER BY since ASC NULLS FIRST, rate DESC
              MEASURES A.rate AS a, SUM(B.rate) AS s, LAST(B.rate, 1) AS l, rate_of(C.rate, k) AS z
@@ -183,6 +198,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         "SELECT * FROM v MATCH_RECOGNIZE (ORDER BY since MEASURES A.rate AS r ALL ROWS PER MATCH PATTERN (A))",
         "MATCH_RECOGNIZE with ALL ROWS",
     ),
+    "a misspelt clause": (
+        "SELECT * FROM v MATCH_RECOGNIZE (ORDER BY since MEASURES A.rate AS r ONE ROW PER MATCH\nAFTER MACH SKIP TO NEXT ROW PATTERN (A))",
+        "line 2: AFTER MACH.*this after ONE ROW PER MATCH",
+    ),
     "no measures": (
         "SELECT * FROM v\nMATCH_RECOGNIZE (ORDER BY since PATTERN (A))",
         "line 2: .*without MEASURES",
@@ -206,7 +225,25 @@ REFUSED: dict[str, tuple[str, str]] = {
         r"NEXT\(rate\): .*this value of a match",
     ),
     "classifier": (M.format("CLASSIFIER() AS r", "A B", ""), "this value of a match"),
-    "distinct": (M.format("COUNT(DISTINCT A.rate) AS r", "A B", ""), "this value of a match"),
+    "distinct in a condition": (
+        M.format("A.rate AS r", "A B", "DEFINE B AS COUNT(DISTINCT A.rate) > 1"),
+        "this value of a match",
+    ),
+    "distinct rows": (M.format("COUNT(DISTINCT *) AS r", "A B", ""), "this value of a match"),
+    "first of distinct values": (M.format("FIRST(DISTINCT A.rate) AS r", "A B", ""), "this value of a match"),
+    "a list in a condition": (
+        M.format("A.rate AS r", "A B", "DEFINE B AS LISTAGG(A.rate) = '1'"),
+        "this value of a match",
+    ),
+    "a list of numbers": (M.format("LISTAGG(A.rate) AS r", "A B", ""), "LISTAGG of values that are no texts"),
+    "a list with a column between": (
+        M.format("LISTAGG(CAST(A.rate AS STRING), A.rate) AS r", "A B", ""),
+        "LISTAGG with a literal",
+    ),
+    "a list in an order": (
+        M.format("LISTAGG(CAST(A.rate AS STRING)) WITHIN GROUP (ORDER BY A.rate) AS r", "A B", ""),
+        "this value of a match",
+    ),
     "nested": (M.format("SUM(PREV(A.rate)) AS r", "A B", ""), "this value of a match"),
     "two variables": (M.format("SUM(A.rate + B.rate) AS r", "A B", ""), "this value of a match"),
     "before the match": (

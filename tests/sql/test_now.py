@@ -82,6 +82,24 @@ STATEMENTS: dict[str, tuple[str, str, Answer]] = {
         "DynamicFilter",
         chosen(lambda at, now, v: v * 6 > now.hour),
     ),
+    "or by a row alone": (
+        "SELECT id, v FROM t WHERE v = 3 OR at > now() - INTERVAL 1 HOUR OR (id + v) % 7 = 0",
+        "TemporalFilter",
+        lambda rows, now: Counter(
+            (own, v)
+            for own, at, v in rows
+            if v == 3 or (own + v) % 7 == 0 or (at is not None and at > now - MINUTES[60])
+        ),
+    ),
+    "or within a time, of some rows": (
+        "SELECT id, v FROM t WHERE id % 2 = 0 AND (CASE WHEN v = 0 THEN NULL ELSE v > 3 END OR (v < 3 AND at <= now() AND at > now() - INTERVAL 2 HOUR))",
+        "TemporalFilter",
+        lambda rows, now: Counter(
+            (own, v)
+            for own, at, v in rows
+            if own % 2 == 0 and (v > 3 or (v < 3 and at is not None and now - MINUTES[120] < at <= now))
+        ),
+    ),
     "in a group": (
         "WITH recent AS (SELECT * FROM t WHERE at > now() - INTERVAL 1 HOUR) SELECT v, count(*) AS n FROM recent GROUP BY v",
         "TemporalFilter",
@@ -143,7 +161,11 @@ def test_a_compiled_filter_needs_no_session(spark: SparkSession) -> None:
 ELSEWHERE = "not kept up to date: the current time outside of a comparison in a condition"
 REFUSED: dict[str, tuple[str, str]] = {
     "selected": ("SELECT id,\n now() AS at FROM t", f"line 2: now\\(\\): {ELSEWHERE}"),
-    "one of two conditions": ("SELECT id FROM t WHERE at > current_date OR v > 1", ELSEWHERE),
+    "one of two times": (
+        "SELECT id FROM t WHERE at > current_date OR at < now() - INTERVAL 1 DAY",
+        ELSEWHERE,
+    ),
+    "or by chance": ("SELECT id FROM t WHERE at > current_date OR rand() > 0.5", "rand|" + ELSEWHERE),
     "with a column": ("SELECT id FROM t WHERE now() - at < INTERVAL 1 HOUR", ELSEWHERE),
     "of an aggregate": ("SELECT count_if(at > now()) AS n FROM t", ELSEWHERE),
     "another function": ("SELECT id FROM t WHERE v > unix_timestamp()", "changes without a row"),

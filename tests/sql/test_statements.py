@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,6 +66,8 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
             {"state_ttl": "1 day"},
             "state_ttl= has no effect on CREATE VIEW",
         ),
+        ("TRUNCATE TABLE t", {}, "TruncateTable is no statement of a stream"),
+        ("CACHE TABLE w AS SELECT 1 AS id", {}, "CacheTableAsSelect is no statement of a stream"),
         ("SELECT id FROM t", {"name": "Kept"}, "there is 'Kept' already"),
         ("SELECT id FROM t", {"name": "../a/b"}, "called '../a/b', which begins the names of its operators"),
         ("CREATE MATERIALIZED VIEW `a b` AS SELECT id FROM t", {}, "called 'a b', which begins the names"),
@@ -142,6 +145,29 @@ def test_upserts_in_sequence_are_read_by_any_number_of_statements(
         assert (net(harness.rows("first")), net(harness.rows("out"))) == ({(3,): 1}, {(3,): 1})
 
 
+def test_stale_upserts_of_a_source_are_dropped(spark: SparkSession, async_enabled: bool) -> None:
+    source = replace(UPSERTS, drop_stale=True)
+    flow = pipeline(spark, lambda context: context.run("SELECT id, v FROM t"))
+    with PipelineHarness(flow, {"t": source}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 2, 0), (2, 8, 1, 0)])
+        harness.end_batch()
+        harness.push("t", [(1, 5, 1, 0), (2, 9, 2, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (2, 9): 1}
+
+
+def test_upserts_without_a_time_are_rows(spark: SparkSession, async_enabled: bool) -> None:
+    source = replace(UPSERTS, event_time="at", watermark_delay="1 second")
+    flow = pipeline(spark, lambda context: context.run("SELECT id, v FROM t"))
+    with PipelineHarness(flow, {"t": source}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 1, None), (2, 8, 1, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (2, 8): 1}
+        harness.push("t", [(2, None, 2, None)], kind="-D")
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1}
+
+
 @pytest.mark.parametrize("async_enabled", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("sets", ["ROLLUP(id)", "CUBE(id)", "GROUPING SETS((id), ())"])
 def test_a_total_of_no_rows_is_sparks(spark: SparkSession, sets: str, async_enabled: bool) -> None:
@@ -186,6 +212,27 @@ def test_a_plan_is_made_from_times_and_modes_as_well(spark: SparkSession) -> Non
     assert len(set(made.values())) == 4
 
 
+def test_a_plan_is_made_from_views_that_were_replaced_as_well(spark: SparkSession) -> None:
+    made: dict[str, str] = {}
+
+    def named(condition: str) -> Callable[[SqlContext], Any]:
+        def statements(context: SqlContext) -> Any:
+            context.run(f"CREATE VIEW one AS SELECT id FROM t WHERE {condition}")
+            context.run("CREATE VIEW two AS SELECT id FROM one")
+            context.run("CREATE OR REPLACE VIEW one AS SELECT v AS id FROM t")
+            stream = context.run("SELECT id FROM two", "same")
+            made[condition] = json.dumps(context.compiled["same"].made_from)
+            return stream
+
+        return statements
+
+    for condition, ids in (("v > 1", {(3,): 1}), ("v < 1", {(4,): 1})):
+        with PipelineHarness(pipeline(spark, named(condition)), {"t": INSERTIONS}) as harness:
+            harness.push("t", [(3, 7, 0, 0), (4, 0, 0, 0)])
+            assert net(harness.end_batch()["out"]) == ids
+    assert len(set(made.values())) == 2
+
+
 def test_the_users_session_stays_the_active_one(spark: SparkSession) -> None:
     from pyspark.sql import SparkSession
 
@@ -213,6 +260,15 @@ def test_functions_and_views_of_the_session_are_known_as_they_are_by_then(spark:
     finally:
         spark.catalog.dropTempView("made_later")
         spark.catalog.dropTempView("t")
+
+
+def test_explain_shows_the_plan_for_a_state_ttl(spark: SparkSession) -> None:
+    best = "SELECT id, max(v) AS m FROM t GROUP BY id"
+    text = f"EXPLAIN SELECT t.id, t.v FROM t JOIN ({best}) q ON t.id = q.id AND t.v = q.m"
+    context = SqlContext(spark)
+    context.add("t", table_of(Dataflow().add_source("t", Times(), None, SCHEMA)))
+    assert "Rank" in context.run(text)
+    assert "Rank" not in context.run(text, state_ttl="1 day")
 
 
 def test_each_node_of_a_plan_is_asked_once_whether_it_reads_a_source(

@@ -120,3 +120,16 @@ def test_state_by_local_dates_does_not_go_on_in_another_zone(spark: SparkSession
             assert program.uids == ["days.group-1-v2", "above.group-1-v2", "newest.group-1"]
     finally:
         spark.conf.set(ZONE, str(before))
+
+
+@pytest.mark.usefixtures("vienna")
+def test_constant_times_are_compared_with_those_of_a_source(spark: SparkSession, async_enabled: bool) -> None:
+    rows = "(TIMESTAMP '2024-06-01 12:00:00', 'noon'), (TIMESTAMP '2024-06-01 18:00:00', 'evening')"
+    sql = f"SELECT t.k, c.name FROM t JOIN (VALUES {rows}) AS c(at, name) ON t.at = c.at"
+    flow = sql_pipeline(sql, spark=spark)
+    with PipelineHarness(flow, {"t": TIMED}, async_enabled=async_enabled) as harness:
+        assert "ConstantJoin" in harness.explain()
+        noon = dt.datetime(2024, 6, 1, 10, tzinfo=dt.UTC)
+        harness.push("t", [(n, noon + dt.timedelta(hours=n), None) for n in range(3)])
+        harness.end_batch()
+        assert {row[1:3] for row in harness.rows("out")} == {(0, "noon")}

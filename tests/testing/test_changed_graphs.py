@@ -132,13 +132,12 @@ def test_a_table_of_another_operator_or_of_other_computed_columns_is_refused(ena
     def pipeline(uid: str, *columns: str) -> Any:
         return lambda sales: total(sales, uid).select(*columns).to(Kept(), name="table")
 
-    dropping = {"async-state.unclaimed-state": "drop"}
     with PipelineHarness(pipeline("totals", "shop", "total"), SALES, async_enabled=enabled) as harness:
         run(harness)
         with pytest.raises(
             AsyncStateError, match="those of operator 'totals' and are those of operator 'others'"
         ):
-            harness.restart(pipeline("others", "shop", "total"), options=dropping)
+            harness.restart(pipeline("others", "shop", "total"), unclaimed_state="drop")
         with pytest.raises(AsyncStateError, match=r"computed columns were none and are total \* 2 AS total"):
             harness.restart(pipeline("totals", "shop", "total * 2 AS total"))
         harness.restart(pipeline("totals", "total", "shop"))  # the same columns

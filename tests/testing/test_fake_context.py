@@ -63,6 +63,16 @@ def test_process_may_be_called_by_hand() -> None:
         assert ctx.timers_set == [(("bob",), Timer(20, "idle"))]
 
 
+def test_all_timers_of_a_key_go_together() -> None:
+    operator = Chained()
+    with FakeContext(operator, "account string, amount long", "account") as ctx:
+        for row in (("ann", 5), ("bob", 20), ("ann", 7)):
+            operator.process(ctx.row(*row), ctx)
+            ctx.timers.register_processing_time(row[1])
+        ctx.timers.delete_all()
+        assert [key for key, _ in ctx.timers_set] == [("bob",), ("bob",)]
+
+
 async def test_a_coroutine_may_be_awaited_in_a_test() -> None:
     operator = Awaited()
     with FakeContext(operator, "account string, amount long", "account") as ctx:

@@ -66,8 +66,8 @@ def test_state_that_no_operator_claims(enabled: bool) -> None:
             harness.restart(totals("totals-by-shop"))
         harness.push("sales", [("ann", 10)])  # it is as it was
         assert harness.end_batch()["out"] == [("-U", "ann", 100), ("+U", "ann", 110)]
-        harness.restart(totals("totals-by-shop"), options={"async-state.unclaimed-state": "drop"})
-        harness.restart(totals("totals"), options={"async-state.unclaimed-state": "drop"})
+        harness.restart(totals("totals-by-shop"), unclaimed_state="drop")
+        harness.restart(totals("totals"), unclaimed_state="drop")
         harness.push("sales", [("ann", 1)])
         assert harness.end_batch()["out"] == [("+I", "ann", 1)]
 

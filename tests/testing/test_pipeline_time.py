@@ -151,7 +151,7 @@ def test_a_source_that_is_gone_or_renamed_or_without_a_delay_leaves(async_enable
             push(harness, "one", 1)
             push(harness, "other", 2)
             harness.end_batch()
-            harness.restart(pipeline, now, options={"async-state.unclaimed-state": "drop"})
+            harness.restart(pipeline, now, unclaimed_state="drop")
             push(harness, "one", 50)
             for name in still:
                 push(harness, name, 60)
@@ -176,8 +176,7 @@ def test_a_restart_changes_the_graph(async_enabled: bool) -> None:
         harness.restart(counting("a", "b"), parallelism=2)
         push(harness, "events", 2)
         assert harness.end_batch() == {"a": [("-U", "x", 1), ("+U", "x", 2)], "b": [("+I", "x", 1)]}
-        keep = {"async-state.unclaimed-state": "keep"}
-        harness.restart(counting("b"), async_enabled=not async_enabled, options=keep)
+        harness.restart(counting("b"), async_enabled=not async_enabled, unclaimed_state="keep")
         push(harness, "events", 3)
         assert harness.end_batch() == {"b": [("-U", "x", 1), ("+U", "x", 2)]}
         harness.restart(counting("b", "a"))

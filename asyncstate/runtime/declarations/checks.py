@@ -14,7 +14,7 @@ projection push-down of Flink's planner and Spark's ``ColumnPruning``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Final, NoReturn, cast
 
@@ -102,12 +102,20 @@ def checked_inputs(
 def ordered_by(uid: str, operator: BundleOperator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
     """``inputs`` with the order that the operator asks for. Raises SchemaError unless it has one entry per input."""
     orders = operator.ordered_inputs(inputs)
-    if len(orders) != len(inputs):
-        raise SchemaError(
-            f"operator '{uid}' ({type(operator).__name__}): ordered_inputs() has {len(orders)} entries for "
-            f"{len(inputs)} inputs; return one for each, None for inputs without an order"
-        )
+    _check_each(uid, operator, "ordered_inputs", orders, inputs, ", None for inputs without an order")
     return tuple(replace(spec, order=order) for spec, order in zip(inputs, orders, strict=True))
+
+
+def _check_each(
+    uid: str, operator: Operator, method: str, found: Sized, inputs: Sized, none: str = ""
+) -> None:
+    """Raise SchemaError unless ``found``, which ``method`` has returned, has one entry per input. ``none``: what None
+    means, if it may be one."""
+    if len(found) != len(inputs):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): {method}() has {len(found)} entries for {len(inputs)} "
+            f"inputs; return one for each{none}"
+        )
 
 
 def _asks_for_order(operator: BundleOperator) -> bool:
@@ -116,11 +124,7 @@ def _asks_for_order(operator: BundleOperator) -> bool:
 
 def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
     required = operator.required_columns(inputs)
-    if len(required) != len(inputs):
-        raise SchemaError(
-            f"operator '{uid}' ({type(operator).__name__}): required_columns() has {len(required)} entries for "
-            f"{len(inputs)} inputs; return one for each, None where all columns are needed"
-        )
+    _check_each(uid, operator, "required_columns", required, inputs, ", None where all columns are needed")
     if sends_errors(operator):  # with all of the row's columns
         return inputs
     return tuple(
@@ -212,11 +216,7 @@ def _check_takes_back(uid: str, operator: Operator, inputs: Sequence[InputSpec])
 def _check_upserts(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
     """Raise SchemaError if upserts go to an operator that needs the row before each change."""
     takes = operator.takes_upserts(inputs)
-    if len(takes) != len(inputs):
-        raise SchemaError(
-            f"operator '{uid}' ({type(operator).__name__}): takes_upserts() has {len(takes)} entries for "
-            f"{len(inputs)} inputs; return one for each"
-        )
+    _check_each(uid, operator, "takes_upserts", takes, inputs)
     for taken, spec in zip(takes, inputs, strict=True):
         if spec.changes.is_upsert and not taken:
             raise SchemaError(
@@ -365,11 +365,7 @@ def _check_late_outputs(
     input that never drops late rows."""
     names = tuple(operator.late_outputs(inputs))
     what = f"operator '{uid}' ({type(operator).__name__})"
-    if len(names) != len(inputs):
-        raise SchemaError(
-            f"{what}: late_outputs() has {len(names)} entries for {len(inputs)} inputs; return one for each, None "
-            "where late rows are dropped"
-        )
+    _check_each(uid, operator, "late_outputs", names, inputs, ", None where late rows are dropped")
     for name, spec in zip(names, inputs, strict=True):
         if name is not None:
             _check_late(what, name, spec, output)

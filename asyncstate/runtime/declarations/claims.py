@@ -1,7 +1,7 @@
 """State in a checkpoint that no operator of the program claims: its operator was removed or has another uid.
 
-Owns: ``check_claimed`` and its error message.
-Invariant: such state is never abandoned silently: unless ``async-state.unclaimed-state`` is set, it is refused.
+Owns: ``UnclaimedState``; ``check_claimed`` and its error message.
+Invariant: such state is never abandoned silently: unless the program says what becomes of it, it is refused.
 Must not import Spark.
 """
 
@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
-from asyncstate.errors import JobError
+from asyncstate.errors import ConfigurationError, JobError
+
+UnclaimedState: TypeAlias = Literal["refuse", "keep", "drop"]
 
 _MIGRATE: Final = "python -m asyncstate state migrate"
 _SIMILAR: Final = 0.5  # of difflib's ratio
 
 
-def check_claimed(stored: Collection[str], claimed: Collection[str], choice: str) -> frozenset[str]:
-    """The uids in ``stored`` whose state is to be dropped; ``claimed``: the uids of the program's operators.
+def check_unclaimed_state(choice: object) -> None:
+    """Raise ConfigurationError for an argument ``unclaimed_state`` that is none of the words."""
+    if choice not in (words := get_args(UnclaimedState)):
+        raise ConfigurationError(f"unclaimed_state is {choice!r}; give {' or '.join(map(repr, words))}")
 
-    ``choice``: ``async-state.unclaimed-state``. Raises JobError if it is "refuse" and there is unclaimed state.
-    """
+
+def check_claimed(
+    stored: Collection[str], claimed: Collection[str], choice: UnclaimedState
+) -> frozenset[str]:
+    """The uids in ``stored`` whose state is to be dropped; ``claimed``: the uids of the program's operators. Raises
+    JobError if ``choice`` is "refuse" and there is unclaimed state."""
     unclaimed = sorted(set(stored) - set(claimed))
     if choice == "drop":
         return frozenset(unclaimed)
@@ -38,8 +46,8 @@ def _refused(unclaimed: list[str], new: list[str]) -> str:
     return (
         f"the checkpoint has state of {several} {', '.join(map(repr, unclaimed))}, which the program does not have. "
         f"{asked}Restore the uid; or stop the query and move the state to another uid: {_MIGRATE} rename-operator "
-        f"CHECKPOINT {uid} {now}; or drop it: {_MIGRATE} drop-operator CHECKPOINT {uid}. async-state.unclaimed-state: "
-        "keep retains it (also where a function applies an operator in some micro-batches only), drop deletes it. "
+        f"CHECKPOINT {uid} {now}; or drop it: {_MIGRATE} drop-operator CHECKPOINT {uid}. The job's unclaimed_state: "
+        "'keep' retains it (also where a function applies an operator in some micro-batches only), 'drop' deletes it. "
         "Nothing was committed"
     )
 

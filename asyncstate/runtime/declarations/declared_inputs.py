@@ -97,18 +97,22 @@ def keys_of_inputs(
     The input ``broadcast`` has no key: its entry is None or left out, and a single name is the key of the only
     other input. Raises JobError for any other shape.
     """
-    if num_inputs == 1:
-        return [_key(uid, key)]
-    if key is None:
-        return [()] * num_inputs
-    if broadcast is not None:
+    if num_inputs > 1 and key is not None and broadcast is not None:
         key = _with_broadcast(uid, key, num_inputs, broadcast)
-    if not isinstance(key, (list, tuple)) or len(key) != num_inputs:
+    example = ", like key=('id', 'seller') or key=(['a', 'b'], ['c', 'd'])"
+    return [_key(uid, entry) for entry in _entries(uid, "key", key, num_inputs, example)]
+
+
+def _entries(uid: str, what: str, given: object, num_inputs: int, example: str) -> list[object]:
+    """The entry of each input: ``given`` itself for a single one, else it has one for each. Raises JobError, with an
+    ``example``, if it does not."""
+    if given is None or num_inputs == 1:
+        return [given] * num_inputs
+    if isinstance(given, SortKey) or not isinstance(given, (list, tuple)) or len(given) != num_inputs:
         raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs, so key needs one entry for each, like "
-            f"key=('id', 'seller') or key=(['a', 'b'], ['c', 'd']); it is {key!r}"
+            f"operator '{uid}' has {num_inputs} inputs, so {what} needs one entry for each{example}; it is {given!r}"
         )
-    return [_key(uid, entry) for entry in key]
+    return list(given)
 
 
 def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Sequence[Key]:
@@ -183,16 +187,8 @@ def sort_keys_of_inputs(uid: str, order_by: OrderBy, num_inputs: int) -> list[tu
 
     An entry is None, a column, or a list of columns. Raises JobError for anything else.
     """
-    if order_by is None:
-        return [()] * num_inputs
-    if num_inputs == 1:
-        return [_sort_keys(uid, order_by)]
-    if isinstance(order_by, (str, SortKey)) or not _is_list(order_by) or len(order_by) != num_inputs:
-        raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs, so order_by needs one entry for each (None for an input "
-            f"without order), like order_by=(['time', ('score', 'desc')], None); it is {order_by!r}"
-        )
-    return [_sort_keys(uid, entry) for entry in order_by]
+    example = " (None for an input without order), like order_by=(['time', ('score', 'desc')], None)"
+    return [_sort_keys(uid, entry) for entry in _entries(uid, "order_by", order_by, num_inputs, example)]
 
 
 def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list[tuple[str, ...]]:
@@ -200,16 +196,8 @@ def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list
 
     An entry is None, a column, or a list of columns. Raises JobError for anything else.
     """
-    if sequence is None:
-        return [()] * num_inputs
-    if num_inputs == 1:
-        return [_sequence(uid, sequence)]
-    if not _is_list(sequence) or len(sequence) != num_inputs:
-        raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs, so sequence needs one entry for each (None for an input "
-            f"without one), like sequence=('lsn', None); it is {sequence!r}"
-        )
-    return [_sequence(uid, entry) for entry in sequence]
+    example = " (None for an input without one), like sequence=('lsn', None)"
+    return [_sequence(uid, entry) for entry in _entries(uid, "sequence", sequence, num_inputs, example)]
 
 
 def drop_stale_of_inputs(

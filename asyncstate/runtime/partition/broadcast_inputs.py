@@ -1,11 +1,10 @@
 """The broadcast input: rows that every partition processes before its own rows of the micro-batch.
 
-Owns: the serialized form of those rows in a ``TaskSpec``; ``BroadcastRows``, which runs them; ``stored_keys``, the keys
-that are notified of them; and the check that all partitions have made the same changes to broadcast state:
-``broadcast_digest`` in the task, ``check_digests`` on the driver.
-Invariants: every partition runs the same rows in the same order; a row has ended, with all its notifications,
-before the next one starts. The committed broadcast state is the same in every partition, so any partition can supply it
-when the parallelism changes.
+Owns: the serialized form of those rows in a ``TaskSpec``; ``broadcast_rows``, the rows of a micro-batch;
+``stored_keys``, the keys that are notified of them; and the check that all partitions have made the same changes to
+broadcast state: ``broadcast_digest`` in the task, ``check_digests`` on the driver.
+Invariants: every partition runs the same rows in the same order. The committed broadcast state is the same in every
+partition, so any partition can supply it when the parallelism changes.
 Must not import Spark.
 
 Source: Flink's ``BroadcastProcessFunction`` and ``applyToKeyedState``; the notifications are FLIP's
@@ -23,21 +22,17 @@ import pyarrow as pa
 import xxhash
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end
+from asyncstate.codec import BROADCAST_GROUP, GROUP_BYTES, STATE_ID_AT, KeyCodec, prefix_end
 from asyncstate.errors import JobError
-from asyncstate.execution import BatchFrame, BroadcastRecord, Record
-from asyncstate.operator import InputSpec, RecordOperator, row_type
+from asyncstate.operator import InputSpec
 from asyncstate.runtime.partition.runner import Runner
-from asyncstate.runtime.rows.prepared_rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch, prepare
 from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch
 from asyncstate.state.versions import PICKLED
 from asyncstate.state_backend import StateBackend
 from asyncstate.storage import SortedChanges, StateSpec, changes_from
 
-_NOTIFIED_KEYS: Final = 2_000  # between two checks of the output
-_GROUP_BYTES: Final = 2
 _FIRST_PAGE: Final = 16
-_STATE_ID_AT: Final = len(BROADCAST_GROUP)
 
 
 def pack_broadcast(
@@ -94,72 +89,6 @@ def broadcast_rows(runner: Runner, index: int) -> Iterator[PreparedBatch | OutBa
         yield from ordered.due_broadcast(index, context.page_size)
 
 
-class BroadcastRows:
-    """Runs the broadcast rows of one partition in one micro-batch as records."""
-
-    def __init__(self, runner: Runner, operator: RecordOperator, frame: BatchFrame) -> None:
-        self._runner = runner
-        self._spec = runner.spec
-        self._context = runner.context
-        self._controller = runner.controller
-        self._operator = operator
-        self._frame = frame
-
-    def run(self, index: int) -> Iterator[OutBatch | None]:
-        """Run all rows of the broadcast input ``index``. Yields late rows of an ordered input, and None wherever the
-        output may be taken."""
-        for prepared in broadcast_rows(self._runner, index):
-            if isinstance(prepared, PreparedBatch):
-                yield from self._run(prepared)
-            else:
-                yield prepared
-
-    def _run(self, prepared: PreparedBatch) -> Iterator[None]:
-        for record in self._records(prepared):
-            self._controller.submit(record)
-            self._controller.drain()
-            if self._operator.notify_stateful_sets:
-                yield from self._notify(record)
-
-    def _records(self, prepared: PreparedBatch) -> Iterator[BroadcastRecord]:
-        index = prepared.input_index
-        rows = map(row_type(self._spec.inputs[index].schema), python_rows(prepared.batch))
-        kinds = kinds_of(prepared.kinds)
-        times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(kinds)
-        work = self._operator.process_broadcast
-        for row, kind, time in zip(rows, kinds, times, strict=True):
-            yield BroadcastRecord(self._frame, work, row, index, kind, time)
-
-    def _notify(self, broadcast: BroadcastRecord) -> Iterator[None]:
-        """Notify every key with state of the row; the controller decides how many notifications overlap."""
-        controller, context = self._controller, self._context
-        notified = context.counter("keys_notified")
-        work = self._operator.process_notification
-        seen = key_values(context.key_schema.types)
-        keys = stored_keys(
-            controller, context.keyed_state_ids, context.key_groups, context.key_codec, context.page_size
-        )
-        for number, key in enumerate(keys, 1):
-            notified.add()
-            controller.submit(
-                Record(
-                    self._frame,
-                    key.group,
-                    key.encoded_key,
-                    seen(key.values),
-                    work,
-                    broadcast.item,
-                    broadcast.input_index,
-                    broadcast.row_kind,
-                    broadcast.timestamp,
-                )
-            )
-            if number % _NOTIFIED_KEYS == 0:
-                yield
-        controller.drain()
-        yield
-
-
 class StoredKey(NamedTuple):
     """A key with state: its key group and its bytes as in a KeyContext, and the values of its columns."""
 
@@ -195,14 +124,14 @@ def _groups_with_entries(sink: StateBackend, groups: Iterable[int]) -> Iterator[
     """The key groups that have any entry; a run of empty groups costs one scan."""
     reached = b""
     for number in groups:
-        group = number.to_bytes(_GROUP_BYTES, "big")
+        group = number.to_bytes(GROUP_BYTES, "big")
         if group < reached:
             continue
         if group > reached:
             page = sink.scan(group, BROADCAST_GROUP, 1)
             if not page:
                 return
-            reached = page[0][0][:_GROUP_BYTES]
+            reached = page[0][0][:GROUP_BYTES]
         if group == reached:
             yield group
 
@@ -243,7 +172,7 @@ def broadcast_digest(changes: SortedChanges, states: Sequence[StateSpec]) -> str
     digest = None
     for key, value in changes_from(changes, BROADCAST_GROUP):
         digest = digest or xxhash.xxh3_128()
-        shown = b"" if value is not None and key[_STATE_ID_AT] in pickled else value
+        shown = b"" if value is not None and key[STATE_ID_AT] in pickled else value
         for part in (key, shown):
             digest.update(b"\x00" if part is None else b"\x01" + len(part).to_bytes(8, "big") + part)
     return digest.hexdigest() if digest else ""

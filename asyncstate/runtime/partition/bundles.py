@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import KeyCodec
 from asyncstate.errors import OperatorError
 from asyncstate.execution import (
     CHANGED_BY_BUNDLE_HINT,
@@ -44,6 +43,7 @@ class BundleRunner(Runner):
     def __init__(
         self,
         spec: TaskSpec,
+        partitions: range,
         context: TaskContext,
         controller: ExecutionController,
         operator: BundleOperator,
@@ -51,7 +51,7 @@ class BundleRunner(Runner):
     ) -> None:
         # A stateless operator processes rows one by one, so they need not wait for each other.
         unique = None if operator.stateless else operator.unique_columns(spec.inputs)
-        super().__init__(spec, context, controller, unique, scratch)
+        super().__init__(spec, partitions, context, controller, unique, scratch)
         self._operator = operator
         self._size = BundleSize(spec, operator.row_bytes, operator.key_bytes)
         latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else None
@@ -59,28 +59,12 @@ class BundleRunner(Runner):
         self._out: list[OutBatch] = []
         self._guards = sends_errors(operator)
         self._failed: list[tuple[pa.RecordBatch, RowError]] = []
+        # The times of a BundleContext, in microseconds.
+        self.watermark, self.previous_watermark = spec.watermark, spec.previous_watermark
+        self.processing_time = spec.processing_time
+        self.previous_processing_time = spec.previous_processing_time
 
     # -- BundleContext --------------------------------------------------------------------------------
-
-    @property
-    def watermark(self) -> int:
-        """The watermark of this micro-batch, microseconds."""
-        return self.spec.watermark
-
-    @property
-    def previous_watermark(self) -> int:
-        """The watermark of the previous micro-batch, microseconds."""
-        return self.spec.previous_watermark
-
-    @property
-    def processing_time(self) -> int:
-        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
-        return self.spec.processing_time
-
-    @property
-    def previous_processing_time(self) -> int:
-        """The processing time of the previous micro-batch, microseconds; MIN_WATERMARK in the first one."""
-        return self.spec.previous_processing_time
 
     def emit(
         self,
@@ -146,9 +130,7 @@ class BundleRunner(Runner):
             else:
                 yield rows
         if given:
-            rows = joined(given)
-            keys = KeyCodec([], [], self.spec.max_parallelism).group([], num_rows=rows.batch.num_rows)
-            bundle = Bundle(rows.batch, keys, rows.kinds, rows.times, rows.input_index)
+            bundle = self._bundle(joined(given))
             yield from self._call(lambda: self._with_broadcast(bundle))
 
     def _with_broadcast(self, bundle: Bundle) -> Any:

@@ -20,6 +20,7 @@ from asyncstate.execution import (
     BLOCK_ROWS,
     AnyRow,
     BatchFrame,
+    BroadcastRecord,
     ExecutionController,
     GuardedRecord,
     OutputRow,
@@ -28,7 +29,7 @@ from asyncstate.execution import (
     keeping_errors,
 )
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
-from asyncstate.runtime.partition.broadcast_inputs import BroadcastRows
+from asyncstate.runtime.partition.broadcast_inputs import broadcast_rows, stored_keys
 from asyncstate.runtime.partition.runner import Runner, clean_up
 from asyncstate.runtime.partition.task_context import TaskContext
 from asyncstate.runtime.rows.event_time_merge import EventTimeMerge
@@ -48,6 +49,7 @@ _OUTPUT_ROWS: Final = 10_000
 _SLICE_ROWS: Final = 2_000
 _PART_ROWS: Final = 100_000  # of rows that were buffered
 _TIMERS: Final = -1  # a source of records, in addition to the input numbers
+_NOTIFIED_KEYS: Final = 2_000  # between two checks of the output
 
 
 class RecordRunner(Runner):
@@ -56,12 +58,13 @@ class RecordRunner(Runner):
     def __init__(
         self,
         spec: TaskSpec,
+        partitions: range,
         context: TaskContext,
         controller: ExecutionController,
         operator: RecordOperator,
         scratch: str,
     ) -> None:
-        super().__init__(spec, context, controller, None, scratch)
+        super().__init__(spec, partitions, context, controller, None, scratch)
         self._operator = operator
         # Looking for timers costs a read per key group; operators without on_timer skip it.
         self._has_timers = operator.handles_timers
@@ -112,11 +115,57 @@ class RecordRunner(Runner):
         return _PART_ROWS
 
     def _process_broadcast(self, index: int) -> Iterator[OutBatch]:
-        for late in BroadcastRows(self, self._operator, self._frame).run(index):
-            if late is not None:
-                yield late
-            self.controller.bound_writes(0)
-            yield from self._outputs(_OUTPUT_ROWS)
+        """Run each row of the broadcast input to the end of its notifications, before the next one starts."""
+        for rows in broadcast_rows(self, index):
+            if not isinstance(rows, PreparedBatch):
+                yield rows
+                yield from self._after_broadcast()
+                continue
+            for record in self._broadcast_records(rows):
+                self.controller.submit(record)
+                self.controller.drain()
+                if self._operator.notify_stateful_sets:
+                    yield from self._notify(record)
+
+    def _broadcast_records(self, prepared: PreparedBatch) -> Iterator[BroadcastRecord]:
+        index = prepared.input_index
+        rows = map(self._row_types[index], python_rows(prepared.batch))
+        kinds = kinds_of(prepared.kinds)
+        times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(kinds)
+        work = self._operator.process_broadcast
+        for row, kind, time in zip(rows, kinds, times, strict=True):
+            yield BroadcastRecord(self._frame, work, row, index, kind, time)
+
+    def _notify(self, broadcast: BroadcastRecord) -> Iterator[OutBatch]:
+        """Notify every key with state of the row; the controller decides how many notifications overlap."""
+        controller, context = self.controller, self.context
+        notified = context.counter("keys_notified")
+        keys = stored_keys(
+            controller, context.keyed_state_ids, context.key_groups, context.key_codec, context.page_size
+        )
+        for number, key in enumerate(keys, 1):
+            notified.add()
+            controller.submit(
+                Record(
+                    self._frame,
+                    key.group,
+                    key.encoded_key,
+                    self._key_values(key.values),
+                    self._operator.process_notification,
+                    broadcast.item,
+                    broadcast.input_index,
+                    broadcast.row_kind,
+                    broadcast.timestamp,
+                )
+            )
+            if number % _NOTIFIED_KEYS == 0:
+                yield from self._after_broadcast()
+        controller.drain()
+        yield from self._after_broadcast()
+
+    def _after_broadcast(self) -> Iterator[OutBatch]:
+        self.controller.bound_writes(0)
+        yield from self._outputs(_OUTPUT_ROWS)
 
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[OutBatch]:
         for prepared in chain(self._arriving(batches), self._waiting()):

@@ -61,24 +61,15 @@ class TaskStores:
         """The store that the operator reads."""
         self.lineage = lineage_of([lease.base.lineage for lease in leases])
         """Name of the content that the operator reads."""
+        self.is_empty = self.lineage == EMPTY_LINEAGE
+        """Whether nothing is stored for the partitions."""
         self.cached: Any = leases[0].cached if len(leases) == 1 else None
         """The cache of that content from the process that released the store, None if there is none."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is stored for the partitions."""
-        return self.lineage == EMPTY_LINEAGE
-
-    @property
-    def write_bound(self) -> WriteBound:
+        scratch = leases[0].scratch_folder
+        self.write_bound = WriteBound(spec.config.shares.writes, leases[0].open_scratch, str(scratch))
         """How much memory the micro-batch's writes may take, and where they are spilled beyond that."""
-        limit_bytes, first = self._spec.config.shares.writes, self._leases[0]
-        return WriteBound(limit_bytes, first.open_scratch, str(first.scratch_folder))
-
-    @property
-    def buffer_folder(self) -> str:
+        self.buffer_folder = str(scratch / "gathered")
         """The folder for rows of the micro-batch that do not fit into memory; it is deleted with the lease."""
-        return str(self._leases[0].scratch_folder / "gathered")
 
     def commit(self, changes: SortedChanges) -> list[PartitionManifest]:
         """Upload sorted changes; returns the resulting partitions. Nothing is visible before the driver commits."""

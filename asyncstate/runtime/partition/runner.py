@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import partitions_of
+from asyncstate.codec import GROUP_BYTES, partitions_of
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.partial_aggregation import local_rows
@@ -32,7 +32,6 @@ from asyncstate.runtime.statistics import RowStatistics, Transfers
 from asyncstate.runtime.task_spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.state import StateTtl, TtlTime, time_of
 
-_GROUP_BYTES: Final = 2
 _PERIOD_MIN_US: Final = 1_000
 
 
@@ -42,6 +41,7 @@ class Runner(ABC):
     def __init__(
         self,
         spec: TaskSpec,
+        partitions: range,
         context: TaskContext,
         controller: ExecutionController,
         unique: Sequence[Collection[str] | None] | None,
@@ -54,9 +54,7 @@ class Runner(ABC):
         self.controller = controller
         self.transfers = Transfers()
         self.rows_in = 0
-        groups = np.array([context.key_groups[0], context.key_groups[-1]], np.int32)
-        first, last = partitions_of(groups, spec.parallelism, spec.max_parallelism).tolist()
-        self.rows_of = dict.fromkeys(range(first + 1, last + 1), 0)
+        self.rows_of = dict.fromkeys(partitions[1:], 0)
         """How many of the rows are those of each further partition of the task."""
         self.rows_out = 0
         self.local_rows_in = 0
@@ -76,7 +74,7 @@ class Runner(ABC):
         self._unique = unique
         self._scratch = scratch
         self._input_buffers = {
-            index: self._input_buffer(index, scratch)
+            index: self._input_buffer(index)
             for index, given in sorted(enumerate(spec.inputs), key=lambda each: each[0] != self._first)
             if given.sequence or (not self._comes_in_order(index) and self._needs_all(index))
         }
@@ -99,17 +97,6 @@ class Runner(ABC):
     @abstractmethod
     def _rows_max(self, batch: pa.RecordBatch) -> int:
         """How many buffered rows like those of ``batch`` are processed together."""
-
-    def _prepared(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
-        for given in batches:
-            prepared = prepare(self.spec.uid, self.spec.inputs[given.input_index], given)
-            self.count(prepared)
-            self._count_local(given)
-            if self.rows_of:
-                self._count_by_partition(prepared)
-            if prepared.batch.num_rows:
-                yield prepared
-            self.controller.flush()  # the next batch may take long to arrive
 
     def buffer_rows(self, prepared: PreparedBatch, counts: bool = True) -> Iterator[OutBatch]:
         """Buffer rows of an ordered input; yields late rows if there is a side output for them.
@@ -138,7 +125,7 @@ class Runner(ABC):
         """Whether the input is broadcast or ordered, so that its rows need not be buffered here."""
         return self.spec.inputs[index].broadcast or index in self.ordered
 
-    def _input_buffer(self, index: int, scratch: str) -> SpillingInputBuffer:
+    def _input_buffer(self, index: int) -> SpillingInputBuffer:
         given = self.spec.inputs[index]
         together = None if self._unique is None else self._unique[index]
         if given.local is not None:
@@ -151,7 +138,7 @@ class Runner(ABC):
             independent=self._unique is None or not given.changelog,
             rows_max=self._rows_max,
             memory_bytes=self.spec.config.shares.gathered // len(self.spec.inputs),
-            folder=scratch,
+            folder=self._scratch,
             chosen=functools.partial(self._unseen, index),
         )
 
@@ -175,12 +162,19 @@ class Runner(ABC):
 
     def _arriving(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
         """The rows that need not wait for others of the micro-batch; ``_waiting`` returns the others afterwards."""
-        for prepared in self._prepared(batches):
-            buffer = self._input_buffers.get(prepared.input_index)
-            if buffer is None:
-                yield prepared
-            else:
-                yield from buffer.add(prepared)
+        for given in batches:
+            prepared = prepare(self.spec.uid, self.spec.inputs[given.input_index], given)
+            self.count(prepared)
+            self._count_local(given)
+            if self.rows_of:
+                self._count_by_partition(prepared)
+            if prepared.batch.num_rows:
+                buffer = self._input_buffers.get(prepared.input_index)
+                if buffer is None:
+                    yield prepared
+                else:
+                    yield from buffer.add(prepared)
+            self.controller.flush()  # the next batch may take long to arrive
         for buffer in self._input_buffers.values():
             yield from buffer.free()
 
@@ -259,7 +253,7 @@ def clean_up(spec: TaskSpec, context: TaskContext, removing: Callable[[int], Non
     removed = context.counter("ttl_expired")
     for ttl, state in context.expiring:
         for group in _due_groups(spec, context, ttl):
-            expired = state.sweep(group.to_bytes(_GROUP_BYTES, "big"))
+            expired = state.sweep(group.to_bytes(GROUP_BYTES, "big"))
             removed.add(expired)
             removing(expired)
 

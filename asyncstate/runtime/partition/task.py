@@ -13,11 +13,13 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -49,6 +51,7 @@ from asyncstate.runtime.partition.worker_memory import (
     CachedColumns,
     CachedValues,
     WorkerMemory,
+    partition_key,
     worker_memory,
 )
 from asyncstate.runtime.statistics import (
@@ -56,7 +59,6 @@ from asyncstate.runtime.statistics import (
     PartitionStatistics,
     RowStatistics,
     TaskStatistics,
-    WorkerStatistics,
     sum_records,
     sums_and_peaks,
 )
@@ -96,10 +98,13 @@ def run_partitions(
     """
     started = time.perf_counter()
     memory = worker_memory() if memory is None else memory
+    key, shares = partition_key(spec, partitions), spec.config.shares
     with (
-        open_stores(spec, partitions, memory.stores, memory.columns_of(spec, partitions)) as opened,
-        memory.lend_entries(spec, partitions, opened.lineage) as cache,
-        memory.lend_columns(spec, partitions, opened.lineage, opened.cached, opened.is_empty) as columns,
+        open_stores(spec, partitions, memory.stores, memory.columns_of(key)) as opened,
+        memory.entries.lend(key, opened.lineage, shares.cache) as cache,
+        CachedColumns(
+            partial(memory.columns.lend, key, opened.lineage, shares.columns, opened.cached), opened.is_empty
+        ) as columns,
     ):
         store = opened.store if wrap_store is None else wrap_store(opened.store)
         values = cache.entries
@@ -107,9 +112,7 @@ def run_partitions(
         overlay = MemTable(store, cache.limit_bytes, values.stored, opened.write_bound)
         with _controller(spec, overlay, memory) as controller:
             folder = opened.buffer_folder
-            runner = yield from _operated(
-                spec, partitions, controller, batches, folder, memory, values, columns
-            )
+            runner = yield from _operated(spec, partitions, controller, batches, folder, values, columns)
             run_seconds = time.perf_counter() - started
             records = _commit(opened, runner, values, columns, run_seconds)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
@@ -127,7 +130,6 @@ def _operated(
     controller: ExecutionController,
     batches: Iterator[InputBatch],
     scratch: str,
-    memory: WorkerMemory,
     cache: CachedValues,
     columns: CachedColumns | None = None,
 ) -> Generator[OutBatch, None, Runner]:
@@ -138,7 +140,7 @@ def _operated(
     """
     with closed_at_the_end(spec.uid, spec.operator):
         context = _opened_context(spec, partitions, controller, cache, columns)
-        runner = _runner(spec, context, controller, scratch)
+        runner = _runner(spec, partitions, context, controller, scratch)
         with (
             controller.calls,
             closing(runner),
@@ -208,12 +210,14 @@ def _opened_context(
     return context
 
 
-def _runner(spec: TaskSpec, context: TaskContext, controller: ExecutionController, scratch: str) -> Runner:
+def _runner(
+    spec: TaskSpec, partitions: range, context: TaskContext, controller: ExecutionController, scratch: str
+) -> Runner:
     operator = spec.operator
     if isinstance(operator, RecordOperator):
-        return RecordRunner(spec, context, controller, operator, scratch)
+        return RecordRunner(spec, partitions, context, controller, operator, scratch)
     if isinstance(operator, BundleOperator):
-        return BundleRunner(spec, context, controller, operator, scratch)
+        return BundleRunner(spec, partitions, context, controller, operator, scratch)
     raise StoreError(
         f"operator '{spec.uid}': {type(operator).__name__} is neither a RecordOperator nor a BundleOperator; "
         "subclass one of them"
@@ -243,7 +247,7 @@ def _commit(
         transfers=runner.transfers.statistics(),
         partition=stored[0],
         limits=LimitStatistics.of(runner.spec.config),
-        worker=WorkerStatistics.of_this_process(),
+        worker_rss_bytes_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # KiB
         run_seconds=run_seconds,
         commit_seconds=committed - began,
         compaction_seconds=settled - committed,
@@ -293,9 +297,8 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
 
     Raises OperatorError for failures of the operator's code.
     """
-    memory = worker_memory()
-    with _controller(spec, MemTable(EmptyStore()), memory) as controller:
-        runner = yield from _operated(spec, range(1), controller, batches, "", memory, CachedValues())
+    with _controller(spec, MemTable(EmptyStore()), worker_memory()) as controller:
+        runner = yield from _operated(spec, range(1), controller, batches, "", CachedValues())
         with controller.suspended():
             yield runner.statistics()
 
@@ -343,10 +346,9 @@ def _micro_batch(
 ) -> Generator[OutBatch, None, CommitRecord]:
     """Run one micro-batch over the content of ``overlay``; its writes stay there."""
     (partition,) = partitions
-    memory = worker_memory()
-    with _controller(spec, overlay, memory) as controller:
+    with _controller(spec, overlay, worker_memory()) as controller:
         scratch = str(folder / "gathered")
-        runner = yield from _operated(spec, partitions, controller, batches, scratch, memory, cache)
+        runner = yield from _operated(spec, partitions, controller, batches, scratch, cache)
         controller.write_back()  # the next micro-batch reads it
         controller.finish_states()
     return CommitRecord(

@@ -136,33 +136,11 @@ class WorkerMemory:
         self.stores = StorePool()
         self._access_patterns: dict[tuple[str, str, str], AccessPatterns] = {}
 
-    def lend_entries(self, spec: TaskSpec, partitions: range, lineage: str) -> CacheLoan[CachedValues]:
-        """The cached values of the content ``lineage``, for one micro-batch."""
-        return self.entries.lend(partition_key(spec, partitions), lineage, spec.config.shares.cache)
-
-    def lend_columns(
-        self,
-        spec: TaskSpec,
-        partitions: range,
-        lineage: str,
-        known_elsewhere: ColumnCache | None,
-        is_empty: bool,
-    ) -> CachedColumns:
-        """The cached column states at the content ``lineage``, for one micro-batch: from here, or from another process,
-        ``known_elsewhere``. ``is_empty``: nothing is stored for the partition."""
-
-        def lend() -> CacheLoan[ColumnCache]:
-            limit_bytes = spec.config.shares.columns
-            return self.columns.lend(partition_key(spec, partitions), lineage, limit_bytes, known_elsewhere)
-
-        return CachedColumns(lend, is_empty)
-
-    def columns_of(self, spec: TaskSpec, partitions: range) -> GiveAway | None:
+    def columns_of(self, key: PartitionKey) -> GiveAway | None:
         """A function that exports the cached column states to the process that takes over the partition's store; None
         for those of several partitions, since their stores may go to several processes."""
-        if len(partitions) > 1:
+        if len(key.partitions) > 1:
             return None
-        key = partition_key(spec, partitions)
 
         def export_cache() -> tuple[str, ColumnCache] | None:
             known = self.columns.export_cache(key)

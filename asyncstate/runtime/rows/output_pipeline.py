@@ -12,15 +12,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
 from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.partial_aggregation import PartialStep
+from asyncstate.runtime.rows.prepared_rows import kind_codes
 from asyncstate.runtime.task_spec import InputBatch
 
 Step = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -92,10 +91,7 @@ class PartialAggregate(_ByReceiver):
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows after this step."""
-        kinds = None
-        if self.spec.changelog:
-            codes = pc.index_in(rows.column(ROW_KIND_COLUMN), value_set=_KINDS)
-            kinds = codes.to_numpy(zero_copy_only=False).astype(np.int8)
+        kinds = kind_codes(rows.column(ROW_KIND_COLUMN)) if self.spec.changelog else None
         payload = rows.select(self.spec.schema.names).cast(self.spec.schema)
         made = self._step(payload, kinds)
         return made.append_column(_KIND, pa.array([RowKind.INSERT.text] * made.num_rows, pa.string()))
@@ -116,4 +112,3 @@ def aggregated_before(operator: Operator, spec: InputSpec, given: InputBatch) ->
 
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
-_KINDS: Any = pa.array([kind.text for kind in RowKind])

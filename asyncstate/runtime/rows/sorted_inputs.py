@@ -33,6 +33,9 @@ import pyarrow as pa
 
 from asyncstate.codec import (
     BROADCAST_GROUP,
+    GROUP_BYTES,
+    STATE_ID_AT,
+    STATE_PREFIX_BYTES,
     KeyCodec,
     RowCodec,
     check_key_type,
@@ -67,9 +70,7 @@ ORDERED_ROWS: Final = (3, 4, 5)
 """Reserved state ids, one per input."""
 
 ORDERED_KIND: Final = "ordered"
-_GROUP_BYTES: Final = 2
-_ID_AT: Final = _GROUP_BYTES
-_TIME_AT: Final = _ID_AT + 1
+_TIME_AT: Final = STATE_PREFIX_BYTES
 _SORT_AT: Final = _TIME_AT + 8
 _ARRIVAL_BYTES: Final = 12
 _INVERTED: Final = bytes(range(255, -1, -1))  # a table for bytes.translate
@@ -210,7 +211,7 @@ class OrderedInputs:
             yield self._turns(page)
 
     def _turns(self, page: Page) -> Turns:
-        turns = [key[_ID_AT] - ORDERED_ROWS[0] for key, _ in page]
+        turns = [key[STATE_ID_AT] - ORDERED_ROWS[0] for key, _ in page]
         values: dict[int, list[bytes]] = {}
         for index, (_, value) in zip(turns, page, strict=True):
             values.setdefault(index, []).append(value)
@@ -252,7 +253,7 @@ class _Entries(Entries):
 
 
 def _time_place(key: bytes) -> bytes:
-    return key[:_ID_AT] + key[_TIME_AT:_SORT_AT]
+    return key[:STATE_ID_AT] + key[_TIME_AT:_SORT_AT]
 
 
 def _order_place(key: bytes) -> bytes:
@@ -390,7 +391,7 @@ def _sort_field(sort: SortKey, codec: KeyCodec, column: pa.Array) -> list[bytes]
 
 def _delivery_order(entry: tuple[bytes, bytes]) -> bytes:
     key = entry[0]
-    return key[_TIME_AT:_SORT_AT] + key[_ID_AT:_TIME_AT] + key[_SORT_AT:] + key[:_GROUP_BYTES]
+    return key[_TIME_AT:_SORT_AT] + key[STATE_ID_AT:_TIME_AT] + key[_SORT_AT:] + key[:GROUP_BYTES]
 
 
 # -- declaration ------------------------------------------------------------------------------------------

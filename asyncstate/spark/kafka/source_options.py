@@ -72,10 +72,11 @@ class SourceOptions:
 
     @property
     def begins_at_end(self) -> bool:
-        """Whether a query without a checkpoint begins where a partition ends, which is later each time."""
+        """Whether a query without a checkpoint may begin where a partition ends, which is later each time."""
+        if self.starting_ms is not None:  # of a partition without messages since then
+            return self.is_latest_after
         given = {} if isinstance(self.starting, str) else self.starting
-        has_end = self.starting == "latest" or any(LATEST in parts.values() for parts in given.values())
-        return has_end and self.starting_ms is None
+        return self.starting == "latest" or any(LATEST in parts.values() for parts in given.values())
 
     @property
     def place(self) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, RowKind
 from asyncstate.errors import ConfigurationError, SchemaError
 from asyncstate.spark.compatibility import arrow_table
 from asyncstate.spark.exchange import arrow_schema_of
@@ -94,7 +95,22 @@ class AppendSink:
             rows = arrow_table(insertions(rows) if self.changes else rows)
         names = [name for name in rows.column_names if name != ROW_KIND_COLUMN]
         if not self.changes:
+            _check_insertions(rows)
             return rows.select(names)
         if ROW_KIND_COLUMN not in rows.column_names:
             rows = rows.append_column(ROW_KIND_COLUMN, pa.repeat("+I", rows.num_rows))
         return rows.select([*names, ROW_KIND_COLUMN])
+
+
+def _check_insertions(rows: pa.Table) -> None:
+    """Raise SchemaError for a row that is not an insertion: a graph checks its changes beforehand, others cannot."""
+    if ROW_KIND_COLUMN not in rows.column_names:
+        return
+    kinds = rows.column(ROW_KIND_COLUMN)
+    other = kinds.filter(pc.fill_null(pc.not_equal(kinds, RowKind.INSERT.text), True))
+    if len(other):
+        raise SchemaError(
+            f"AppendSink: a row has the kind {other[0].as_py()!r}, and without their kinds all rows would be "
+            "insertions; give AppendSink(..., changes=True) for each change with its row_kind, or keep the table with "
+            "UpsertSink; nothing was written"
+        )

@@ -215,15 +215,16 @@ class ProtobufMessages(_Registered):
         def encode(row: Mapping[str, Any]) -> bytes:
             message = made()
             for column, given in row.items():
+                if column in repeated and (given is None or None in given):
+                    what = "is null" if given is None else "has a null"
+                    raise SchemaError(
+                        f"Kafka topic {topic}: a list in column '{column}' {what}, which Protobuf cannot represent; "
+                        "replace it before the sink, with an empty list for instance; nothing was written"
+                    )
                 if given is None:
                     continue
                 convert = converters[column]
                 if column in repeated:
-                    if None in given:
-                        raise SchemaError(
-                            f"Kafka topic {topic}: a list in column '{column}' has a null, which Protobuf "
-                            "cannot represent; nothing was written"
-                        )
                     getattr(message, column).extend(map(convert, given))
                 elif isinstance(given, dt.datetime):
                     getattr(message, column).FromDatetime(given)

@@ -14,7 +14,16 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from asyncstate.spark.sinks.column_checks import digits, is_bytes, is_text, json_texts, keeps, no_json, plain
+from asyncstate.spark.sinks.column_checks import (
+    digits,
+    duration_texts,
+    is_bytes,
+    is_text,
+    json_texts,
+    keeps,
+    no_json,
+    plain,
+)
 
 _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
@@ -133,10 +142,13 @@ def _arrow_type(column: MySqlType) -> pa.DataType | None:
 
 
 def sent(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """The column as PyMySQL takes it: times without their zone, in UTC, lists, structs and maps as JSON."""
+    """The column as PyMySQL takes it: times without their zone, in UTC, durations as texts, lists, structs and maps as
+    JSON."""
     kind = column.type
     if kinds.is_nested(kind):
         return list(json_texts(name, column))
+    if kinds.is_duration(kind):  # PyMySQL before 1.2 writes negative ones as others
+        return list(duration_texts(column))
     if kinds.is_timestamp(kind):
         column = plain(column).cast(pa.timestamp(kind.unit))
     values: list[Any] = column.to_pylist()

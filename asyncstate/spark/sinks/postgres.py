@@ -48,7 +48,10 @@ _SESSION: Final = (
     "SET LOCAL DateStyle = 'ISO, YMD'; SET LOCAL IntervalStyle = postgres"
 )
 _TABLE: Final = """
-    SELECT c.relkind::text, c.relhastriggers OR c.relhasrules, current_setting('transaction_read_only') = 'on',
+    SELECT c.relkind::text,
+        c.relhastriggers OR c.relhasrules OR c.relrowsecurity OR EXISTS (SELECT FROM pg_partition_tree(c.oid) p
+            JOIN pg_class part ON part.oid = p.relid WHERE part.relhastriggers),
+        current_setting('transaction_read_only') = 'on',
         array_remove(ARRAY[
             CASE WHEN has_any_column_privilege(c.oid, 'SELECT') THEN NULL ELSE 'SELECT' END,
             CASE WHEN has_any_column_privilege(c.oid, 'INSERT') THEN NULL ELSE 'INSERT' END,
@@ -98,7 +101,8 @@ class _Table(NamedTuple):
     columns: dict[str, TargetColumn]
     types: dict[str, PostgresType]
     unique: list[Unique]
-    has_triggers: bool
+    may_keep: bool
+    """Whether triggers, also of a partition, rules or row security may keep rows that are deleted."""
 
 
 class PostgresTarget:
@@ -171,7 +175,7 @@ class PostgresTarget:
         if changes.deletes.num_rows:
             _copy(cursor, DELETES, changes.deletes, table.types)
             cursor.execute(sql.delete)
-            found = cursor.execute(sql.gone).fetchone() if table.has_triggers else None
+            found = cursor.execute(sql.gone).fetchone() if table.may_keep else None
             check_gone(self.place, found[0] if found else 0)
         check_count(self.place, cursor.execute(sql.upsert).rowcount, changes.upserts.num_rows)
 
@@ -180,7 +184,7 @@ class PostgresTarget:
         found = database.execute(_TABLE, [self.table]).fetchone()
         if found is None:
             return _Table({}, {}, [], False)
-        kind, has_triggers, is_read_only, lacking, no_batches = found
+        kind, may_keep, is_read_only, lacking, no_batches = found
         if kind not in ("r", "p"):
             raise SchemaError(
                 f"{self.place} is not a table but another relation (kind {kind!r}); name a table"
@@ -206,7 +210,7 @@ class PostgresTarget:
             Unique(index, frozenset(names), wrong)
             for index, names, wrong in database.execute(_UNIQUE, [self.table]).fetchall()
         ]
-        return _Table(columns, types, unique, has_triggers)
+        return _Table(columns, types, unique, may_keep)
 
     def _check(self, table: _Table, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         def reason(field: pa.Field, is_key: bool) -> str | None:

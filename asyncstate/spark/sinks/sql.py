@@ -215,6 +215,6 @@ def check_gone(place: str, count: int) -> None:
     """Raise StoreError if deleted rows still exist."""
     if count:
         raise StoreError(
-            f"{place}: {count} rows still exist after they were deleted: a trigger or a rule of the table keeps them. "
-            "Remove it, or filter these deletions out before the sink; nothing was written"
+            f"{place}: {count} rows still exist after they were deleted: a trigger, a rule or a row security policy "
+            "of the table keeps them. Remove it, or filter these deletions out before the sink; nothing was written"
         )

@@ -11,12 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
@@ -42,6 +50,7 @@ EVENT: Final = "__asyncstate_event"
 NAMES: Final = "__asyncstate_names"
 _CORRUPT: Final = "__asyncstate_corrupt"
 _WHOLE: Final = "__asyncstate_whole"
+_TEXTS: Final = "__asyncstate_texts"
 _PARSED: Final = "__asyncstate_parsed"
 _END: Final = "__asyncstate_end"
 _OP: Final = "__asyncstate_op"
@@ -52,6 +61,8 @@ _STATED: Final = "__asyncstate_stated"
 _PROBLEM: Final = "__asyncstate_problem"
 _ROW: Final = "__asyncstate_row"
 
+_COMMA: Final = "'\"(?=[-+.,eE]*[0-9])[-+.0-9eE]*,[-+.,0-9eE]*\"'"
+"""Finds a string that may be a number with a comma."""
 _BOTH: Final = {"marked": MARKED, "counted": DROPPED}
 """The modes that return good and malformed rows, and the column that distinguishes them."""
 
@@ -131,7 +142,8 @@ def _changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
 
 
 def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> DataFrame:
-    """``kept``, ``TEXT``, ``EVENT``, ``_WHOLE``, and ``NAMES`` if the format asks for them.
+    """``kept``, ``TEXT``, ``EVENT``, ``_WHOLE``, ``NAMES`` if the format asks for them, and ``_TEXTS``
+    if decimals may be strings.
 
     Spark's parser stops after the first value of a text. So the text is read as the first element of an array whose
     second element is a mark. With another value, or anything else, after the event the array is invalid, or the mark is
@@ -153,6 +165,10 @@ def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> D
     names = [] if event.names is None else [NAMES]
     if event.names is not None:
         parsed = parsed.withColumn(NAMES, sf.from_json(TEXT, event.names))
+    if event.typing.has_text_decimals:
+        texts = sf.from_json(TEXT, _as_texts(event.wire))
+        parsed = parsed.withColumn(_TEXTS, sf.when(sf.expr(f"{TEXT} rlike {_COMMA}"), texts))
+        names = [*names, _TEXTS]
     return parsed.selectExpr(
         *map(quoted, kept),
         TEXT,
@@ -192,13 +208,32 @@ def _stated(event: Event, asked: Asked) -> list[str]:
         when {silent} then null
         when {op} is null then concat({quote}, {event.op}, {hint})
         when {event.is_change} and ({unplaced}) then 'the change has no position; it may be from another connector'
-        else {event.doubt} end"""
+        else coalesce({event.doubt}, {_comma(event, asked)}) end"""
     return [
         f"if({TEXT} is null or {silent}, null, {op}) as {_OP}",
         f"{event.changes} as {_RAW}",
         f"{f'named_struct({positions})' if positions else 'null'} as {_POSITION}",
         f"{problem} as {_STATED}",
     ]
+
+
+def _comma(event: Event, asked: Asked) -> str:
+    """In SQL: the first decimal with a comma, null if there is none. Spark's parser removes commas: "1,5" would be
+    15."""
+    if not event.typing.has_text_decimals:
+        return "cast(null as string)"
+    names = event.typing.columns.names
+    found = event.typing.comma(event.changes.replace(EVENT, _TEXTS), asked.upsert_key or names, names)
+    return f"if({_TEXTS} is null, null, {found})"
+
+
+def _as_texts(kind: DataType) -> Any:
+    """``kind`` with strings in place of decimals."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(one.name, _as_texts(one.dataType)) for one in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_as_texts(kind.elementType))
+    return StringType() if isinstance(kind, DecimalType) else kind
 
 
 def _typed(event: Event, asked: Asked) -> str:

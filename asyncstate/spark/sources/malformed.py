@@ -51,7 +51,8 @@ def mark_of(columns: Collection[str], problem: str, example: str) -> str:
     otherwise the beginning of the ``example``."""
     shown = f"concat({problem}, ', in: ', substr(coalesce({example}, 'null'), 1, {EXAMPLE_CHARS}))"
     if all(name in columns for name in PLACE):
-        place = "'topic ', topic, ', partition ', partition, ', offset ', offset"
+        # A null would make the mark null, and so the row a good one.
+        place = ", ', ', ".join(f"'{name} ', coalesce(string({name}), 'null')" for name in PLACE)
         shown = f"concat({place}, ': ', {problem})"
     return f"if({problem} is null, null, {shown}) as {quoted(DROPPED)}"
 

@@ -105,6 +105,22 @@ class Typing:
         cases = f"{self._doubts('c.before', before)} {self._doubts('c.after', after)}"
         return f"get(filter(transform({changes}, c -> case {cases} end), p -> p is not null), 0)"
 
+    @property
+    def has_text_decimals(self) -> bool:
+        """Whether decimals may be strings in the event."""
+        return self.decimals == "text" and has_decimals(self.columns)
+
+    def comma(self, changes: str, before: Collection[str], after: Collection[str]) -> str:
+        """In SQL: the problem of the first decimal with a comma in ``changes``, structs of the wire with strings in
+        place of decimals; null if there is none."""
+        cases = " ".join(
+            f"when contains({row}.{quoted(column.name)}, ',') then {_unfit(column, f'{row}.{quoted(column.name)}')}"
+            for row, names in (("c.before", before), ("c.after", after))
+            for column in self.columns
+            if isinstance(column.dataType, DecimalType) and column.name in names
+        )
+        return f"get(filter(transform({changes}, c -> case {cases} end), p -> p is not null), 0)"
+
     def _doubts(self, row: str, names: Collection[str]) -> str:
         cases = [
             self.special.doubt(column, self._plain(column, f"{row}.{quoted(column.name)}"))
@@ -131,9 +147,6 @@ class Typing:
     def _misfit(self, column: StructField, raw: str, typed: str, required: bool) -> str:
         """In SQL: the cases of problems with ``column``."""
         given, made = f"{raw}.{quoted(column.name)}", f"{typed}.{quoted(column.name)}"
-        kind = column.dataType.simpleString()
-        shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
-        head, tail = text(f"column '{column.name}': '"), text(f"' is not of type {kind} in the declared form")
         first, fits = "", "false"
         if self.special is not None:
             value = self._plain(column, given)
@@ -142,7 +155,7 @@ class Typing:
                 self.special.passes(column, given, value),
             )
         unfit = f"{given} is not null and {made} is null and not {fits}"
-        misfit = f"{first} when {unfit} then concat({head}, {shown}, {tail})"
+        misfit = f"{first} when {unfit} then {_unfit(column, given)}"
         if not required:
             return misfit
         empty = text(f"column '{column.name}' has no value")
@@ -180,6 +193,14 @@ def has_decimals(columns: StructType) -> bool:
 
 def _null(column: StructField) -> str:
     return f"cast(null as {column.dataType.simpleString()})"
+
+
+def _unfit(column: StructField, given: str) -> str:
+    """In SQL: that the value ``given`` does not fit the column."""
+    shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
+    kind = column.dataType.simpleString()
+    head, tail = text(f"column '{column.name}': '"), text(f"' is not of type {kind} in the declared form")
+    return f"concat({head}, {shown}, {tail})"
 
 
 def _simple(kind: DataType, raw: str) -> str:

@@ -8,7 +8,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -53,7 +53,8 @@ class ColumnCache:
     """The tables of one partition's states by state id."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, KeyedColumns] = {}
+        self.tables: dict[int, KeyedColumns] = {}
+        """The table of each state, by state id."""
         self._opened: dict[int, _Opened] = {}
         self._limit_bytes = self._carried = self._evictions = self._peak_bytes = 0
         self.asked = self.hits = self.read_bytes = 0
@@ -75,29 +76,29 @@ class ColumnCache:
 
     def opened(self) -> frozenset[int]:
         """End opening states: drop tables of other states, or of other types. Returns the ids of the cached states."""
-        self._tables = {
+        self.tables = {
             state_id: table
-            for state_id, table in self._tables.items()
+            for state_id, table in self.tables.items()
             if state_id in self._opened and table.schema.equals(self._opened[state_id].schema)
         }
-        self._carried = sum(map(len, self._tables.values()))
+        self._carried = sum(map(len, self.tables.values()))
         return frozenset(self._opened)
 
     def table(self, state_id: int, key_types: list[pa.DataType]) -> KeyedColumns:
         """The table of an open state, for keys of these types."""
-        table = self._tables.get(state_id)
+        table = self.tables.get(state_id)
         if table is not None and table.key_types != key_types:
             self.forget(state_id)
             table = None
         if table is None:
             opened = self._opened[state_id]
             self._opened[state_id] = opened._replace(is_new=False)
-            table = self._tables[state_id] = KeyedColumns(key_types, opened.schema, opened.is_new)
+            table = self.tables[state_id] = KeyedColumns(key_types, opened.schema, opened.is_new)
         return table
 
     def dirty(self, state_id: int) -> list[RowNumbers]:
         """See ``KeyedColumns.dirty``; the caller stores these rows, and they become clean."""
-        table = self._tables.get(state_id)
+        table = self.tables.get(state_id)
         if table is None:
             return []
         rows = table.dirty()
@@ -110,7 +111,7 @@ class ColumnCache:
         self._opened[state_id] = opened._replace(is_new=False)
         for rows in self.dirty(state_id):
             opened.store_rows(rows)
-        self._tables.pop(state_id, None)
+        self.tables.pop(state_id, None)
 
     def make_room(self) -> None:
         """Evict rows if the bound is exceeded; dirty ones are handed on."""
@@ -130,22 +131,17 @@ class ColumnCache:
             column_cache_bytes_limit=self._limit_bytes,
         )
 
-    @property
-    def tables(self) -> Mapping[int, KeyedColumns]:
-        """The table of each state, by state id."""
-        return self._tables
-
     # -- between micro-batches --------------------------------------------------------------------
 
     @property
     def size_bytes(self) -> int:
         """Memory of all tables."""
-        return sum(table.nbytes for table in self._tables.values())
+        return sum(table.nbytes for table in self.tables.values())
 
     @property
     def worth_keeping(self) -> bool:
         """Whether the cache has any rows."""
-        return bool(self._tables)
+        return bool(self.tables)
 
     @property
     def was_short(self) -> bool:
@@ -160,7 +156,7 @@ class ColumnCache:
 
     def __reduce__(self) -> tuple[Callable[..., ColumnCache], tuple[dict[int, KeyedColumns]]]:
         """Pickles the tables, for another process to continue with."""
-        return _with_tables, (self._tables,)
+        return _with_tables, (self.tables,)
 
     def shrink(self, limit_bytes: int) -> int:
         """Evict rows until the tables fit into ``limit_bytes``, when all rows are stored; the number of evicted
@@ -174,7 +170,7 @@ class ColumnCache:
     def _shrunk(self, limit_bytes: int) -> list[tuple[int, RowNumbers]]:
         """Evict rows of the largest tables until all fit into ``limit_bytes``; returns the dirty ones."""
         handed_on = []
-        for state_id, table in sorted(self._tables.items(), key=lambda item: item[1].nbytes, reverse=True):
+        for state_id, table in sorted(self.tables.items(), key=lambda item: item[1].nbytes, reverse=True):
             # Repeats if the remaining rows are larger than the evicted ones.
             while (excess := self.size_bytes - limit_bytes) > 0 and len(table):
                 before = len(table)
@@ -187,5 +183,5 @@ class ColumnCache:
 
 def _with_tables(tables: dict[int, KeyedColumns]) -> ColumnCache:
     cache = ColumnCache()
-    cache._tables = tables
+    cache.tables = tables
     return cache

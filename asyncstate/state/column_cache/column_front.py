@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
+from asyncstate.codec import STATE_PREFIX_BYTES, KeyBatch, KeyCodec, RowCodec
 from asyncstate.codec.hashing import UInt64Array
 from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture, completed_future
@@ -21,7 +21,6 @@ from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers, UInt16Array
 from asyncstate.state.columnar.results import Columns
 from asyncstate.state.expiring.expiry import Lifetime
-from asyncstate.state.ranges import STATE_PREFIX_BYTES
 from asyncstate.state_backend import StateBackend, WriteBackCache
 
 

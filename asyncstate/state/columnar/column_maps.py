@@ -31,9 +31,8 @@ from asyncstate.codec.value_columns import LARGE_BINARY, Int64Array
 from asyncstate.errors import StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, BelongsTo
-from asyncstate.state.columnar.column_state import ColumnState
 from asyncstate.state.columnar.results import TimeRange
-from asyncstate.state.columnar.state_columns import ColumnsDescriptor
+from asyncstate.state.columnar.state_columns import ColumnsDescriptor, ColumnState
 from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.ranges import (
     REMOVED_PAGE,

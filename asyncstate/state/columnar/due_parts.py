@@ -17,6 +17,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from asyncstate.codec import GROUP_BYTES
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.state.columnar.results import Entries, TimeRange
 
@@ -25,7 +26,6 @@ PART_ROWS = 1 << 19
 PART_BYTES = 1 << 26
 """The maximum number of bytes of their values: wide entries are fewer."""
 
-_GROUP_BYTES = 2
 _NOTHING = TimeRange([], np.empty(0, np.int64), [], [])
 _SAFETY = 0.75  # a split aims at this share of a part, which leaves room for errors of the estimate
 _BEHIND_ALL: Final = b"\xff\xff\xff"  # places begin with key groups, which are lower
@@ -205,7 +205,7 @@ class DueReader:
         lowest, highest = int(ends[0]), int(ends[-1])
         if lowest == highest:
             return [(first, lowest - 1), (lowest, lowest), (lowest + 1, last)]
-        group = int.from_bytes(held.store_keys[-1][:_GROUP_BYTES], "big")
+        group = int.from_bytes(held.store_keys[-1][:GROUP_BYTES], "big")
         seen = (group - self._groups.start + 1) / len(self._groups)
         middle = int(ends[min(int(_SAFETY * self._fitting(held) * seen), len(ends) - 1)])
         middle = min(middle, int(ends[np.searchsorted(ends, highest) - 1]))
@@ -219,4 +219,4 @@ class DueReader:
 
 
 def _group_of(store_key: bytes) -> bytes:
-    return store_key[:_GROUP_BYTES]
+    return store_key[:GROUP_BYTES]

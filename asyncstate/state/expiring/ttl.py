@@ -132,5 +132,4 @@ def as_bundle_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
 def ttl_texts(ttl: Ttl) -> dict[str, str]:
     """The entries that a declaration with ``ttl`` adds to the type texts of a stored state."""
     # Only with a ttl: the texts of states without one stay the same in every checkpoint.
-    checked = as_ttl("state", ttl)
-    return {} if checked is None else {"ttl": str(checked.time)}
+    return {"ttl": str(ttl.time)} if isinstance(ttl, StateTtl) else {}

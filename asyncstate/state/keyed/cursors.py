@@ -58,10 +58,6 @@ class PageCursor(ABC, Generic[R, T]):
             if found.failed or found.get() is not None:
                 return found  # type: ignore[return-value]  # it is not None
 
-    def load_now(self) -> StateIterator[T]:
-        """The same at once, for a blocking cursor."""
-        return self.load().get()
-
     def _arrived(self, page: R) -> StateFuture[StateIterator[T]]:
         found = self._iterator(page)
         return self.load() if found is None else completed_future(found)

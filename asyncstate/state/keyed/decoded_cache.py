@@ -15,9 +15,8 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Any, Final
 
-from asyncstate.codec import PlainValues
+from asyncstate.codec import STATE_ID_AT, STATE_PREFIX_BYTES, PlainValues
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.state.ranges import STATE_PREFIX_BYTES
 from asyncstate.state_backend import StateBackend, WriteBackCache
 
 UNKNOWN: Final = object()
@@ -26,7 +25,7 @@ UNKNOWN: Final = object()
 ENTRY_BYTES: Final = 200
 """Measured overhead of an entry, in addition to its value, its key and, once written, its store key."""
 
-_STATE_ID: Final = slice(STATE_PREFIX_BYTES - 1, STATE_PREFIX_BYTES)  # of a store key
+_STATE_ID: Final = slice(STATE_ID_AT, STATE_PREFIX_BYTES)  # of a store key
 _STORE_KEY: Final = itemgetter(0)
 
 

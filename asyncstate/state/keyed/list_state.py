@@ -58,7 +58,7 @@ class ListState(MergingState, Generic[T]):
         prefix = self._prefix()
         head = self._stored(prefix)
         sealed = sealed_chunks(head)
-        found = ListCursor(self, prefix, head, blocking=True).load_now() if sealed else self._small(head)
+        found = ListCursor(self, prefix, head, blocking=True).load().get() if sealed else self._small(head)
         if self._expiry is not None:
             self._write(prefix, head, self._renewed(head, COUNT_BYTES))
         return iter(found)

@@ -16,10 +16,10 @@ from typing import Any, Final, NoReturn, TypeVar
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator, completed_future
+from asyncstate.state.immediate import ImmediateWrites
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
 from asyncstate.state.keyed.decoded_cache import UNKNOWN, DecodedCache
 from asyncstate.state.keyed.state_context import KeyedState, StateContext, with_default
-from asyncstate.state.map_mixins import ImmediateWrites
 from asyncstate.state.ranges import range_pages
 from asyncstate.state_backend import Page
 
@@ -211,7 +211,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         if len(page) < binding.page_size:
             return iter(decode(page, len(prefix)))
         cursor = _MapCursor(binding, prefix, decode, blocking=True, page_size=binding.page_size)
-        return iter(cursor.load_from(page))
+        return iter(cursor._arrived(page).get())
 
     def _async_iterate(self, decode: DecodePage) -> StateFuture[StateIterator[Any]]:
         binding = self._binding
@@ -320,10 +320,6 @@ class _MapCursor(PageCursor[Page, Any]):
     def awaits(self, entry: bytes) -> bool:
         """True when the iteration has not reached ``entry`` and has not preserved it."""
         return entry >= self._position and entry < self._end and entry not in self.preserved
-
-    def load_from(self, page: Page) -> StateIterator[Any]:
-        """The iterator that begins with ``page``, which the caller has read."""
-        return self._arrived(page).get()
 
     def _ask(self) -> StateFuture[Page]:
         sink, limit = self._binding.sink, self._page_size

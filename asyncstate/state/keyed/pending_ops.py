@@ -220,6 +220,7 @@ class MergingState(KeyedState):
         operations = waiting.operations
         while waiting.position < len(operations):
             prefix, operation, argument, future = operations[waiting.position]
+            state = DONE
             result: Any = None
             try:
                 if prefix:
@@ -227,9 +228,9 @@ class MergingState(KeyedState):
                 elif not self._apply_merge(waiting, operation, blocking):
                     return False
             except Exception as error:
-                result = _Failure(error)
+                state, result = FAILED, error
             waiting.position += 1
-            waiting.results.append((future, result))
+            waiting.results.append((future, state, result))
         for prefix in waiting.prefixes:
             del self._waiting[prefix]
             self._write(prefix, waiting.before[prefix], stored[prefix])
@@ -285,15 +286,6 @@ class _Merge:
         return [target, *(None for _ in sources)]
 
 
-class _Failure:
-    """The error of a failed operation, for the caller's future."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 class _Waiting:
     """Operations on values that are being read, and the futures of their callers.
 
@@ -320,7 +312,7 @@ class _Waiting:
         self.stored: dict[bytes, bytes | None] = {}  # after the operations up to ``position``
         self.operations: list[tuple[bytes, Any, Any, StateFuture[Any]]] = []
         self.position = 0
-        self.results: list[tuple[StateFuture[Any], Any]] = []
+        self.results: list[tuple[StateFuture[Any], int, Any]] = []  # futures, their states and values
         self.applied = False
         self._successor: _Waiting | None = None
 
@@ -354,18 +346,16 @@ class _Waiting:
     def settle(self) -> None:
         """Give each future its result, in the order of the operations."""
         results, self.results = self.results, []
-        for future, result in results:
+        for future, state, result in results:
             if isinstance(result, StateFuture):
                 result.on_settled(partial(_pass_on, future))
-            elif isinstance(result, _Failure):
-                settle(future, FAILED, result.error)
             else:
-                settle(future, DONE, result)
+                settle(future, state, result)
 
     def fail(self, error: BaseException) -> None:
         """Fail all futures, since a value could not be read."""
         asked = [
-            *(future for future, _ in self.results),
+            *(future for future, _, _ in self.results),
             *(entry[3] for entry in self.operations[self.position :]),
         ]
         self.position, self.results, self.applied = len(self.operations), [], True

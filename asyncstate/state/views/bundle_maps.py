@@ -74,9 +74,9 @@ class MapViews(BundleViews["_BundleMap"]):
     def async_read(self, columns: Sequence[pa.Array], index: np.ndarray) -> StateFuture[None]:
         """Prefetch the entries whose user keys are arguments of the views' key type: one list get per such column."""
         named = [column for column in columns if column.type == self.type.key_type]
-        if not named or self._keys is None:
+        if not named or self.keys is None:
             return completed_void_future()
-        pairs = self._keys.with_user_keys(
+        pairs = self.keys.with_user_keys(
             [pa.concat_arrays(named) if len(named) > 1 else named[0]], np.tile(index, len(named))
         )
 
@@ -142,8 +142,8 @@ class MapViews(BundleViews["_BundleMap"]):
         self.written.add(len(written))
         keys = [key for key, _, _ in written]
         users = self.column([user for _, user, _ in written], self.type.key_type, keys)
-        assert self._keys is not None
-        pairs = self._keys.with_user_keys([users], np.array(keys, np.int64))
+        assert self.keys is not None
+        pairs = self.keys.with_user_keys([users], np.array(keys, np.int64))
         place = np.empty(len(written), np.int64)
         place[pairs.inverse] = np.arange(len(written))  # each pair is written once
         values = [written[at][2] for at in place.tolist()]
@@ -253,15 +253,6 @@ class _BundleMap(MemoryMap[Any, Any]):
             else:
                 found.put(key, value)
         return list(found.entries())
-
-    def keys(self) -> Iterator[Any]:
-        return (key for key, _ in self.entries())
-
-    def values(self) -> Iterator[Any]:
-        return (value for _, value in self.entries())
-
-    def _sorted(self) -> list[tuple[Any, Any]]:
-        return super()._sorted() if self.whole else list(self.entries())
 
     def taken(self) -> list[tuple[Any, Any]]:
         """The entries to write; they then count as stored."""

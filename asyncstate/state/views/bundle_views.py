@@ -29,10 +29,8 @@ from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext, StateDescriptor
-from asyncstate.state.columnar.column_state import ColumnState
-from asyncstate.state.columnar.list_column_state import ListColumnState
-from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
-from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
+from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.views.in_memory import MemoryList, MemoryValue
 from asyncstate.state.views.turns import ended
 from asyncstate.state.views.views import ListView, ValueView
@@ -62,15 +60,11 @@ class BundleViews(ABC, Generic[B]):
             context.counter(f"view_{name}") for name in ("reads_ahead", "reads_alone", "reads_kept", "writes")
         )
         self.state = context.get_state(self._descriptor(state_name, time_first))
-        self._keys: KeyBatch | None = None
+        self.keys: KeyBatch | None = None
+        """The keys (u) of the current bundle; None before the first one."""
         self._held: dict[int, B] = {}
         self._attached: dict[int, Any] = {}
         self._made: list[tuple[Any, list[Any]]] = []
-
-    @property
-    def keys(self) -> KeyBatch | None:
-        """The keys (u) of the current bundle; None before the first one."""
-        return self._keys
 
     @abstractmethod
     def _descriptor(self, name: str, time_first: bool) -> StateDescriptor[Any]:
@@ -94,7 +88,7 @@ class BundleViews(ABC, Generic[B]):
     def begin(self, keys: KeyBatch) -> None:
         """Begin the next bundle, of ``keys`` (u)."""
         ended(self._attached.values())
-        self._keys = keys
+        self.keys = keys
         self._held = {}
         self._attached = {}
         self._made = []
@@ -167,13 +161,12 @@ class BundleViews(ABC, Generic[B]):
 
     def one(self, key: int) -> KeyBatch:
         """A key batch of one key of the bundle."""
-        assert self._keys is not None
-        return self._keys.select(np.array([key]))
+        return self.some([key])
 
     def some(self, keys: Sequence[int]) -> KeyBatch:
         """A key batch of some keys of the bundle, ascending."""
-        assert self._keys is not None
-        return self._keys.select(np.array(keys, np.int64))
+        assert self.keys is not None
+        return self.keys.select(np.array(keys, np.int64))
 
     def column(self, values: Sequence[Any], arrow_type: pa.DataType, keys: Sequence[int]) -> pa.Array:
         """Values (n) of the keys with the indices ``keys`` (n), as they are stored. Raises OperatorError for a value
@@ -357,9 +350,3 @@ class _BundleValue(MemoryValue[Any]):
     def update(self, value: Any) -> None:
         self.known(self._as_read(value))
         self.written = True
-
-    def is_empty(self) -> bool:
-        return self.value() is None
-
-    def clear(self) -> None:
-        self.update(None)

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from asyncstate.errors import StateAccessError
-from asyncstate.state.immediate import ImmediateList, ImmediateValue
-from asyncstate.state.map_mixins import ImmediateMap
+from asyncstate.state.immediate import ImmediateList, ImmediateMap, ImmediateValue
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -35,9 +34,6 @@ class MemoryValue(ImmediateValue[T]):
 
     def update(self, value: T | None) -> None:
         self._value = value
-
-    def is_empty(self) -> bool:
-        return self._value is None
 
 
 class MemoryList(ImmediateList[T]):
@@ -86,13 +82,13 @@ class MemoryMap(ImmediateMap[K, V]):
         self._entries.pop(user_key(key), None)
 
     def entries(self) -> Iterator[tuple[K, V]]:
-        return iter(self._sorted())
+        return iter(sorted(self._entries.items(), key=_rank))
 
     def keys(self) -> Iterator[K]:
-        return iter([key for key, _ in self._sorted()])
+        return (key for key, _ in self.entries())
 
     def values(self) -> Iterator[V]:
-        return iter([value for _, value in self._sorted()])
+        return (value for _, value in self.entries())
 
     def is_empty(self) -> bool:
         return not self._entries
@@ -105,9 +101,6 @@ class MemoryMap(ImmediateMap[K, V]):
 
     def __setstate__(self, entries: dict[Any, V]) -> None:
         self._entries = {user_key(key): value for key, value in entries.items()}
-
-    def _sorted(self) -> list[tuple[K, V]]:
-        return sorted(self._entries.items(), key=_rank)
 
 
 def _element(element: T) -> T:

@@ -19,10 +19,10 @@ from typing_extensions import TypeVar
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator
 from asyncstate.state.broadcast_state import BroadcastList, BroadcastState, BroadcastValue
+from asyncstate.state.immediate import DictProtocol
 from asyncstate.state.keyed.list_state import ListState
 from asyncstate.state.keyed.map_state import MapState
 from asyncstate.state.keyed.value_state import ValueState
-from asyncstate.state.map_mixins import DictProtocol
 from asyncstate.state.views.in_memory import MemoryList, MemoryMap, MemoryValue
 
 T = TypeVar("T")

@@ -32,7 +32,16 @@ from asyncstate.functions import (
 )
 from asyncstate.futures import StateFuture
 from asyncstate.growth import WITH_ROWS, StateGrowth, bounded_by
-from asyncstate.operator import InputSpec, Key, OperatorContext, OutputSpec, RecordContext, Row, Timer
+from asyncstate.operator import (
+    MAX_WATERMARK,
+    InputSpec,
+    Key,
+    OperatorContext,
+    OutputSpec,
+    RecordContext,
+    Row,
+    Timer,
+)
 from asyncstate.row_shape import RowShape
 
 from ...core.late_rows import check_late_output
@@ -326,25 +335,35 @@ class WindowProcess(_WindowOperator):
 
     def _context(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> _FiringWindow:
         namespaced = None if self._merges else namespace
-        return _FiringWindow(ctx, window, namespaced, self._leading(ctx, window), self._emitted)
+        return _FiringWindow(
+            ctx, window, namespaced, self._is_reused(window), self._leading(ctx, window), self._emitted
+        )
+
+    def _is_reused(self, window: TimeWindow) -> bool:
+        """Whether a later window would find what the function leaves in the namespace of this one."""
+        never_clears = type(self.function).clear is ProcessWindowFunction.clear
+        ends = window.end != MAX_WATERMARK
+        return never_clears and ends and isinstance(self._windows, TriggeredRows)
 
 
 class _FiringWindow:
     """The implementation of ``functions.WindowContext``; without a namespace for windows that merge."""
 
-    __slots__ = ("_leading", "_namespace", "_record", "_shape", "window")
+    __slots__ = ("_leading", "_namespace", "_record", "_reused", "_shape", "window")
 
     def __init__(
         self,
         record: RecordContext,
         window: TimeWindow,
         namespace: int | None,
+        reused: bool,
         leading: tuple[Any, ...],
         shape: RowShape,
     ) -> None:
         self._record = record
         self.window = window
         self._namespace = namespace
+        self._reused = reused
         self._leading = leading
         self._shape = shape
 
@@ -371,6 +390,11 @@ class _FiringWindow:
             raise StateAccessError(
                 "a session window cannot have its own state, because it may merge with another one; use a state of "
                 "the key without namespaces"
+            )
+        if self._reused:
+            raise StateAccessError(
+                "the state of a window must be cleared when the window is over, because another window of the key then "
+                "gets its namespace; give the ProcessWindowFunction a method clear"
             )
         return self._namespace
 
