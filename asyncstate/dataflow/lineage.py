@@ -77,8 +77,8 @@ def check_order(flow: Dataflow, before: GraphManifest | None) -> None:
     if moved:
         raise JobError(
             f"the sources were ({', '.join(was)}) and are ({', '.join(now)}). Spark knows them by their order, "
-            f"and would read '{moved[0]}' with the offsets of another one. Declare them in the old order; or name them in "
-            "Spark from the first start (docs/dataflow.md, several sources)"
+            f"and would read '{moved[0]}' with the offsets of another one. Declare them in the old order; or name them "
+            "in Spark from the first start (docs/dataflow.md, several sources)"
         )
 
 
