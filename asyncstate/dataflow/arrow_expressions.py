@@ -162,11 +162,15 @@ def _value(node: Any, schema: pa.Schema) -> ArrowValue:
     given = {name for name, part in node.args.items() if part}
     if read is None or not given <= {"this", "expression", *_OTHER_PARTS.get(type(node), ())}:
         raise _NotTheSameError
-    if isinstance(node, _PREDICATES) and any(
-        isinstance(part, (*_PREDICATES, exp.Not)) for part in node.iter_expressions()
-    ):
+    if isinstance(node, _PREDICATES) and any(map(_is_predicate, node.iter_expressions())):
         raise _NotTheSameError  # Spark reads ``a = b < c`` from the left: all comparisons have one precedence
+    if isinstance(node, exp.NullSafeEQ) and _is_predicate(node.right.unnest()):
+        raise _NotTheSameError  # sqlglot adds brackets to ``a <=> b < c``
     return read(node, schema)
+
+
+def _is_predicate(node: Any) -> bool:
+    return isinstance(node, (*_PREDICATES, exp.Not))
 
 
 def _paren(node: Any, schema: pa.Schema) -> ArrowValue:
@@ -275,24 +279,15 @@ def _may_be_literal(node: Any) -> bool:
 
 def _pair(left: Any, right: Any, schema: pa.Schema) -> tuple[ArrowValue, ArrowValue]:
     """Two nodes as values of one type, by which Spark compares them."""
-    one, two = _of_one_type([_compared_value(left, schema), _compared_value(right, schema)])
+    one, two = _of_one_type([left, right], schema)
     if not _is_comparable(one.type):
         raise _NotTheSameError
     return one, two
 
 
-def _compared_value(node: Any, schema: pa.Schema) -> ArrowValue:
-    """The value of a node. Of ``5BD`` the type may be another one than Spark's, which a comparison does not show."""
-    inner = node.unnest()
-    if isinstance(inner, exp.Cast) and inner.to.this.name == "DECIMAL" and not inner.to.expressions:
-        digits = inner.this.name if isinstance(inner.this, exp.Literal) and inner.this.is_int else ""
-        if 0 < len(digits) <= 10:  # as many as a DECIMAL has
-            return _decimal(digits)
-    return _value(node, schema)
-
-
-def _of_one_type(values: Sequence[ArrowValue]) -> list[ArrowValue]:
-    """The values, as the type that has all of them."""
+def _of_one_type(nodes: Sequence[Any], schema: pa.Schema) -> list[ArrowValue]:
+    """The values of nodes, as the type that has all of their values."""
+    values = [_value(node, schema) for node in nodes]
     kind = values[0].type
     for one in values[1:]:
         kind = kind if one.type == kind else _common(kind, one.type)
@@ -413,8 +408,6 @@ def _converted(node: Any, schema: pa.Schema) -> ArrowValue:
         digits = [int(one.name) for one in node.to.expressions]
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if isinstance(inner, exp.Literal):
-            if not (digits or inner.is_string):
-                raise _NotTheSameError  # perhaps 5BD, whose type follows from its digits
             literal = inner.name
         value = _decimal(literal) if literal is not None else _value(inner, schema)
         return _as_type(value, _decimal_type(precision, scale))
@@ -453,14 +446,14 @@ def _case(node: Any, schema: pa.Schema) -> ArrowValue:
         raise _NotTheSameError
     conditions = _conditions([one.this for one in ifs], schema)
     nodes = [one.args["true"] for one in ifs] + ([] if otherwise is None else [otherwise])
-    values = _of_one_type([_value(one, schema) for one in nodes])
+    values = _of_one_type(nodes, schema)
     last = _scalar(None, values[0].type) if otherwise is None else values.pop()
     cases = tuple((condition.of, value.of) for condition, value in zip(conditions, values, strict=True))
     return ArrowValue(partial(_cases, cases, last.of), last.type)
 
 
 def _coalesce(node: Any, schema: pa.Schema) -> ArrowValue:
-    values = _of_one_type([_value(one, schema) for one in (node.this, *node.expressions)])
+    values = _of_one_type([node.this, *node.expressions], schema)
     return _call("coalesce", *values, kind=values[0].type)
 
 

@@ -43,8 +43,8 @@ def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.
 
 
 def function_column(function: ArrowFunction, rows: pa.RecordBatch, name: str) -> pa.Array:
-    """The column ``name`` that a function makes of the rows, with the type that it makes of no rows, as in Spark's
-    plan. Raises SchemaError if the type depends on the values."""
+    """The column ``name`` that a function makes of the rows, of the type that it makes of no rows, as in Spark's plan:
+    raises SchemaError if the type depends on the values."""
     kind = array_of(function, no_rows(rows.schema), name).type
     return array_of(function, rows, name, kind)
 

@@ -217,11 +217,7 @@ def _cast(node: Any, given: pa.DataType | None) -> Any:
     if to is exp.DType.TIMESTAMP:  # of ``to_timestamp``
         return exp.cast(node.this.copy(), "TIMESTAMPTZ")
     elif to is exp.DType.DECIMAL and not node.to.expressions:
-        # Spark has ten digits, DuckDB others; of 5BD, which is such a cast to sqlglot, as many as are written.
-        is_number = isinstance(node.this, exp.Literal) and not node.this.is_string
-        if is_number:
-            return _REFUSED
-        made = node.copy()
+        made = node.copy()  # DuckDB has other digits
         made.set("to", exp.DataType.build("DECIMAL(10, 0)"))
         return made
     elif given is None:

@@ -121,10 +121,12 @@ def test_state_of_a_statement_that_is_gone(spark: SparkSession, folder: Path, as
 SET 'async-state.enabled' = '{str(async_enabled).lower()}';
 CREATE TABLE orders (id BIGINT, customer BIGINT) USING json OPTIONS (path '{folder}/orders');
 CREATE TABLE counts (customer BIGINT, n BIGINT) USING console;
-CREATE TABLE highest (customer BIGINT, id BIGINT) USING console;
-INSERT INTO counts SELECT customer, count(*) FROM orders GROUP BY customer;
+INSERT INTO counts SELECT customer, count(*) AS n FROM orders GROUP BY customer;
 """
-    file.write_text(f"{tables}INSERT INTO highest SELECT customer, max(id) FROM orders GROUP BY customer;\n")
+    file.write_text(f"""{tables}
+CREATE TABLE highest (customer BIGINT, id BIGINT) USING console;
+INSERT INTO highest SELECT customer, max(id) AS id FROM orders GROUP BY customer;
+""")
     add_orders(folder, 0)
     invoke("run", file, "--checkpoint", state, "--once")
     file.write_text(tables)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from asyncstate import AsyncStateError, ConfigurationError
+from asyncstate import AsyncStateError
 from asyncstate.cli.app import app
+from asyncstate.errors import ConfigurationError
 from asyncstate.operators import GroupAggregate, sum_
 from asyncstate.spark import StreamingJob
 

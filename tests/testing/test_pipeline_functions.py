@@ -87,6 +87,7 @@ def _selected(text: str) -> pa.Array:
         ("CAST(m AS DECIMAL)", pa.decimal128(10, 0), decimal.Decimal("-3")),
         ("CAST(f AS DECIMAL)", pa.decimal128(10, 0), decimal.Decimal("-3")),
         ("CAST(s AS DECIMAL)", pa.decimal128(10, 0), None),
+        ("abs(m) * 5BD", pa.decimal128(11, 2), decimal.Decimal("12.75")),
         ("m / 3", pa.decimal128(13, 6), decimal.Decimal("-0.850000")),
         ("i * 1.0 / 3", pa.decimal128(18, 6), decimal.Decimal("2.333333")),
         ("m % 2", pa.decimal128(3, 2), decimal.Decimal("-0.55")),
@@ -171,7 +172,6 @@ def test_what_is_often_used_has_these_values_in_spark(spark: SparkSession) -> No
     [
         "hash(s)",
         "m * 2L",  # of one digit, which CAST(2 AS BIGINT) is not
-        "5BD",
         "array_sort(array(i), (l, r) -> 0)",
         "rand(7)",
         "months_between(d, d)",
