@@ -254,12 +254,19 @@ class Catalyst:
         """The batches of rules: how often each may run, and a Scala Seq."""
         if self._batches is None:
             self._batches = []
-            for batch in items(self.java.sessionState().optimizer().defaultBatches()):
+            left_out: list[str] = []
+            optimizer = self.java.sessionState().optimizer()
+            for batch in items(optimizer.defaultBatches()):
                 rules = batch.rules()
                 if any(name in rules.toString() for name in _LEFT_OUT):
-                    kept = (one for one in items(rules) if _last(one.ruleName()) not in _LEFT_OUT)
-                    rules = self.seq(kept)
+                    named = [(one, str(one.ruleName())) for one in items(rules)]
+                    left_out += [name for _, name in named if _last(name) in _LEFT_OUT]
+                    rules = self.seq(one for one, name in named if _last(name) not in _LEFT_OUT)
                 self._batches.append((batch.strategy().maxIterations(), rules))
+            # A rule gives subqueries to the optimizer, which leaves out only those that may be excluded.
+            needed = {str(name) for name in items(optimizer.nonExcludableRules())}
+            excluded = ",".join(name for name in left_out if name not in needed)
+            self.session.conf.set("spark.sql.optimizer.excludedRules", excluded)
         return self._batches
 
     @contextmanager

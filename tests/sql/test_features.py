@@ -15,6 +15,7 @@ from asyncstate.errors import SqlError
 from asyncstate.sql import Compiled, sql_pipeline
 from asyncstate.testing import PipelineHarness
 from tests.sql.features import FEATURES, REFUSED, changing_tables
+from tests.sql.random_types import typed_tables
 from tests.sql.tables import NEEDS_COMPILER, Row, kept_right
 
 if TYPE_CHECKING:
@@ -114,3 +115,17 @@ def test_an_offset_in_a_subquery_is_in_its_order(spark: SparkSession, async_enab
     pipeline, tables = sql_pipeline(sql.format(""), spark=spark), changing_tables(seed=5)
     oracle = sql.format("NULLS FIRST").replace("e, a", "e NULLS FIRST, a NULLS FIRST")
     assert kept_right(pipeline, tables, sql, oracle, async_enabled=async_enabled) > 0
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT i, m FROM x WHERE m > (SELECT avg(m) FROM y)",
+        "SELECT i, (SELECT sum(CAST(z.n AS DECIMAL(5, 0))) FROM z WHERE z.s = x.s) AS n FROM x",
+        """SELECT * FROM x WHERE i IN (
+            SELECT i FROM (SELECT i, rank() OVER (PARTITION BY s ORDER BY i NULLS FIRST) AS r FROM y) WHERE r <= 2)""",
+    ],
+)
+def test_rules_that_are_left_out_do_not_change_subqueries(spark: SparkSession, sql: str) -> None:
+    """Spark has a rule that optimizes subqueries by all rules."""
+    assert kept_right(sql_pipeline(sql, spark=spark), typed_tables(seed=3), sql, sql, async_enabled=True) > 0
