@@ -195,7 +195,7 @@ def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
         or (types.is_timestamp(given) and types.is_timestamp(kind))
         or (types.is_duration(given) and types.is_duration(kind))
         or (_is_text(given) and _is_text(kind))
-        or (_is_blob(given) and _is_blob(kind))
+        or (is_blob(given) and is_blob(kind))
     )
 
 
@@ -215,7 +215,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(is_string_type(kind) or pa.types.is_string_view(kind))
 
 
-def _is_blob(kind: pa.DataType) -> bool:
+def is_blob(kind: pa.DataType) -> bool:
+    """Whether the type is bytes, in any of Arrow's layouts."""
     types = pa.types
     return bool(is_bytes_type(kind) or types.is_fixed_size_binary(kind) or types.is_binary_view(kind))
 
@@ -260,7 +261,7 @@ def _flat(kind: pa.DataType) -> Convert:
         return _typed(kind, int, frozenset({int} | none), partial(_duration, _TICKS[kind.unit]))
     if _is_text(kind):
         return _typed(kind, str, frozenset({str, np.str_} | none), partial(_instance, str))
-    if _is_blob(kind):
+    if is_blob(kind):
         usual = frozenset({bytes, np.bytes_, bytearray, memoryview} | none)
         return _typed(kind, bytes, usual, partial(_instance, (bytes, bytearray, memoryview)))
     if types.is_decimal(kind):

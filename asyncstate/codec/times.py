@@ -1,8 +1,9 @@
 """Timestamps inside Arrow types, at any depth, as the integers of stored rows.
 
-Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``as_python``, ``python_values``
-and ``with_leaves``.
-Invariant: only timestamps change; time zones stay, since an instant is the same number in every zone.
+Owns: ``in_microseconds``, ``in_utc``, ``has_timestamps``, ``integers``, ``event_times``, ``as_python``,
+``python_values`` and ``with_leaves``.
+Invariant: only timestamps change, and instants stay: they are the same number in every zone, so that all but ``in_utc``
+leave zones as they are.
 Must not import anything of the project except errors.
 """
 
@@ -34,6 +35,19 @@ def in_microseconds(arrow_type: pa.DataType) -> pa.DataType:
         return arrow_type
     return with_leaves(
         arrow_type, lambda one: pa.timestamp("us", one.tz) if pa.types.is_timestamp(one) else one
+    )
+
+
+@lru_cache(maxsize=4096)
+def in_utc(arrow_type: pa.DataType) -> pa.DataType:
+    """The type with all timestamps that have a zone in UTC; Spark gives them in the zone of its session."""
+    if not has_timestamps(arrow_type):
+        return arrow_type
+    return with_leaves(
+        arrow_type,
+        lambda one: (
+            pa.timestamp(one.unit, "UTC") if pa.types.is_timestamp(one) and one.tz is not None else one
+        ),
     )
 
 
@@ -89,6 +103,8 @@ def with_leaves(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.Dat
         return pa.list_(converted(arrow_type.value_field))
     if pa.types.is_large_list(arrow_type):
         return pa.large_list(converted(arrow_type.value_field))
+    if pa.types.is_fixed_size_list(arrow_type):
+        return pa.list_(converted(arrow_type.value_field), arrow_type.list_size)
     if pa.types.is_map(arrow_type):
         return pa.map_(converted(arrow_type.key_field), converted(arrow_type.item_field))
     if pa.types.is_struct(arrow_type):

@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 import pyarrow as pa
 
+from asyncstate.codec.from_python import is_blob
 from asyncstate.display import HIDDEN, without_secrets
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import ConfigurationError, OperatorError
@@ -36,7 +37,6 @@ _PAUSE_MAX: Final = 86_400.0
 """Seconds; a service may ask for more than a clock can represent."""
 _MIB: Final = 1 << 20
 _PLAIN_HEADERS: Final = {"accept", "accept-encoding", "accept-language", "content-type", "user-agent"}
-_BYTES: Final = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -139,7 +139,7 @@ class HttpLookup(Lookup):
             )
         for at in asked:
             kind = keys.field(at).type
-            if pa.types.is_nested(kind) or any(is_one(kind) for is_one in _BYTES):
+            if pa.types.is_nested(kind) or is_blob(kind):
                 raise ConfigurationError(
                     f"HttpLookup: '{keys.field(at).name}' of type {kind} has no text in an address; convert it to a "
                     "string"

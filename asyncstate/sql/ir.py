@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from asyncstate.codec.times import in_utc
+
 FORMAT: Final = 2
 _ID: Final = re.compile(r"#\d+L?")
-_TIME: Final = pa.timestamp("us", "UTC")
 WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
@@ -97,10 +98,7 @@ class Constant(Node):
     def table(self) -> pa.Table:
         """The rows, with times as operators get them: Spark gives them in the session's time zone."""
         rows = pa.ipc.open_stream(base64.b64decode(self.rows)).read_all()
-        for at, field in enumerate(rows.schema):
-            if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-                rows = rows.set_column(at, field.with_type(_TIME), rows.column(at).cast(_TIME))
-        return rows
+        return rows.cast(pa.schema([field.with_type(in_utc(field.type)) for field in rows.schema]))
 
     @classmethod
     def of(cls, table: pa.Table, columns: tuple[Column, ...]) -> Constant:

@@ -432,10 +432,11 @@ class SqlContext:
         lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
         was = self._before(compiled.name)
         if was is not None:
-            is_known = {
-                one: one in was.lineage or not said.startswith(STREAM) for one, said in lineage.items()
+            lineage = {
+                one: said
+                for one, said in lineage.items()
+                if one in was.lineage or not said.startswith(STREAM)
             }
-            lineage = {one: said for one, said in lineage.items() if is_known[one]}
         operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
         builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)
         built = builder.materialized(root, keys) if keys else builder.build(root)

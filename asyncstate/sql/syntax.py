@@ -136,10 +136,8 @@ class Syntax:
                 "column",
                 "write JOIN t FOR SYSTEM_TIME AS OF l.time AS t ON l.key = t.key, and declare event_time= at t",
             )
-        columns, stop = (
-            {name.lower(): name for name in table.built.schema.names},
-            words.condition_end(end + 1),
-        )
+        columns = {name.lower(): name for name in table.built.schema.names}
+        stop = words.condition_end(end + 1)
         part = Part(
             "versions",
             words.below(begin, f"SELECT * FROM {own}"),

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec.times import in_utc
 from asyncstate.dataflow import Transform
 from asyncstate.dataflow.arrow_expressions import projection
 from asyncstate.dataflow.arrow_rows import arrow_transformed, function_column, no_rows
@@ -72,21 +73,8 @@ def in_session(node: Transform, inputs: Sequence[pa.RecordBatch], spark: Any) ->
         table: pa.Table = found.toArrow()
     except Exception as error:
         raise SchemaError(f"{node.text}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    fields = [pa.field(field.name, _in_utc(field.type)) for field in table.schema]
+    fields = [pa.field(field.name, in_utc(field.type)) for field in table.schema]
     return _one_batch(table.cast(pa.schema(fields)))
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """The type with times in UTC, where Spark has them in the zone of its session."""
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_list(kind):
-        return pa.list_(_in_utc(kind.value_type))
-    if pa.types.is_map(kind):
-        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _in_utc(one.type)) for one in kind])
-    return kind
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate import RecordOperator
-from asyncstate.codec.times import has_timestamps, in_microseconds
+from asyncstate.codec.times import has_timestamps, in_microseconds, in_utc
 from asyncstate.operator import InputSpec, RecordContext, Row
 from asyncstate.runtime.rows.prepared_rows import python_values
 from asyncstate.testing import OperatorHarness
@@ -178,3 +178,18 @@ def test_any_type(arrow_type: pa.DataType, numbers: list[int]) -> None:
     wanted = in_microseconds(arrow_type)
     assert in_microseconds(wanted) == wanted
     assert has_timestamps(arrow_type) == ("timestamp" in str(arrow_type))
+
+
+@given(TYPES)
+def test_any_type_in_utc(arrow_type: pa.DataType) -> None:
+    wanted = in_utc(arrow_type)
+    assert in_utc(wanted) == wanted
+    assert str(wanted).count("timestamp") == str(arrow_type).count("timestamp")
+    assert "tz=" not in str(wanted).replace("tz=UTC", "")
+
+
+@pytest.mark.parametrize("of", [pa.list_, pa.large_list, lambda one: pa.list_(one, 2)])
+def test_lists_of_any_layout_in_utc(of: Any) -> None:
+    local, plain = pa.timestamp("ms", "Asia/Tokyo"), pa.timestamp("ms")
+    assert in_utc(of(local)) == of(pa.timestamp("ms", "UTC"))
+    assert in_utc(of(plain)) == of(plain)

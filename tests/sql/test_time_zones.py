@@ -133,3 +133,14 @@ def test_constant_times_are_compared_with_those_of_a_source(spark: SparkSession,
         harness.push("t", [(n, noon + dt.timedelta(hours=n), None) for n in range(3)])
         harness.end_batch()
         assert {row[1:3] for row in harness.rows("out")} == {(0, "noon")}
+
+
+def test_constant_times_are_in_utc_at_any_depth() -> None:
+    local, plain = pa.timestamp("us", "Europe/Vienna"), pa.timestamp("us", "UTC")
+    noon = dt.datetime(2024, 6, 1, 10, tzinfo=dt.UTC)
+    rows = pa.table(
+        {"s": pa.array([{"at": noon}], pa.struct([("at", local)])), "l": pa.array([[noon]], pa.list_(local))}
+    )
+    found = ir.Constant.of(rows, ()).table
+    assert found.schema.types == [pa.struct([("at", plain)]), pa.list_(plain)]
+    assert found.to_pylist() == [{"s": {"at": noon}, "l": [noon]}]

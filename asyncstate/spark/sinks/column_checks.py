@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from asyncstate.codec.times import in_utc
 from asyncstate.errors import OperatorError
 
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
@@ -85,23 +86,8 @@ def keeps(given: pa.DataType, column: pa.DataType) -> bool:
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column with times in UTC, at any depth, whatever the session's zone is; other columns as they are."""
-    kind = _in_utc(column.type)
+    kind = in_utc(column.type)
     return column if kind == column.type else column.cast(kind)
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    if kinds.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, "UTC")
-    if kinds.is_map(kind):
-        return pa.map_(_in_utc(kind.key_type), kind.item_field.with_type(_in_utc(kind.item_type)))
-    if is_list(kind):
-        item = kind.value_field.with_type(_in_utc(kind.value_type))
-        if kinds.is_fixed_size_list(kind):
-            return pa.list_(item, kind.list_size)
-        return pa.large_list(item) if kinds.is_large_list(kind) else pa.list_(item)
-    if kinds.is_struct(kind):
-        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
-    return kind
 
 
 def duration_text(microseconds: int) -> str:
