@@ -107,6 +107,7 @@ def test_every_query_has_its_tables_and_a_sink_of_its_columns(query: str) -> Non
     assert views - {"auction_versions"} == set(QUERIES[query].needs)
     assert re.findall(r"`(\w+)`", sink) == list(QUERIES[query].columns)
     assert not re.search(r"[^`]\bdateTime\b", FLINK_QUERIES[query])
+    assert "{" not in FLINK_QUERIES[query]  # each name of what queries share has its text
     _, kept = made_to_keep = keeping(QUERIES[query], "file:///kept")[0]
     assert re.findall(r"`(\w+)`", kept) == list(QUERIES[query].columns)
     (read,), insert = reading(QUERIES[query])

@@ -24,7 +24,7 @@ import duckdb
 
 from bench.frame import CaseError
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.nexmark.oracle import EVENT_KINDS, QUERIES, QuerySpec, read_queries, register_events
+from bench.nexmark.oracle import EVENT_KINDS, QUERIES, SHARED, QuerySpec, read_queries, register_events
 from bench.processor_time import Spent
 
 NULL_TEXT = "~"  # in a CSV file; an empty text is not none
@@ -36,6 +36,7 @@ _TEXTS = ["name", "city", "state", "itemName", "description", "channel", "url", 
 _TEXTS += ["emailAddress", "creditCard"]
 
 _SHARED = {
+    **SHARED,
     "auction": ", ".join(f"A.{name}" for name in QUERIES["q9"].needs["auction"]),
     "hops": """
     SELECT auction, count(*) AS num, window_start, window_end
