@@ -35,6 +35,7 @@ from operators import (
     sum_,
     tumble,
 )
+from tests.examples import share
 from tests.operators.function_runs import slow_reads
 
 BIDS = pa.schema(
@@ -147,7 +148,7 @@ def run(
 
 @pytest.mark.parametrize("case", CASES)
 @given(batches=BATCHES, bundle=st.sampled_from(["1", "3", "1000"]), restart=st.integers(0, 5))
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=share(8))
 def test_late_rows_go_aside_and_nothing_else_changes(
     case: str, batches: list[Batch], bundle: str, restart: int, async_enabled: bool
 ) -> None:
@@ -201,7 +202,7 @@ def sessions_model(batches: Sequence[Batch]) -> tuple[list[list[Any]], list[list
 
 
 @given(batches=BATCHES, bundle=st.sampled_from(["1", "3", "1000"]), restart=st.integers(0, 5))
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=share(8))
 def test_late_rows_of_sessions(batches: list[Batch], bundle: str, restart: int, async_enabled: bool) -> None:
     gap = session(f"{GAP // MS} milliseconds")
     wanted, late = sessions_model(batches)

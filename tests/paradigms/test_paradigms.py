@@ -31,6 +31,7 @@ from bench.paradigms import (
     Traversal,
 )
 from bench.paradigms.measure import has_await
+from tests.examples import share
 from tests.paradigms.models import Line, Row, run_model
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 
@@ -106,7 +107,7 @@ every_paradigm = pytest.mark.parametrize("paradigm", PARADIGMS, ids=lambda parad
 
 @every_paradigm
 @given(batches=st.lists(rows, min_size=1, max_size=3), seed=st.integers(0, 2**16))
-@settings(max_examples=max(1, settings().max_examples // 10))
+@settings(max_examples=share(10))
 def test_all_forms_give_the_models_rows_and_store_the_same(
     paradigm: type[Paradigm], batches: list[list[Row]], seed: int
 ) -> None:

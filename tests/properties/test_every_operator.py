@@ -16,6 +16,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from asyncstate.testing import net
+from tests.examples import share
 from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS, OVERS
 from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
@@ -54,9 +55,9 @@ _HARMLESS = ("counter.timers_fired", "counter.keys_notified", "counter.view_")
 def examples_of(operator: str) -> int:
     """For an entry: 20 an operator in the quick profile, 2,000 in the thorough one; some for each entry."""
     most = settings.default.max_examples
-    share = most if most >= 2_000 else most * 2 // 5
-    least = min(3, max(most // 10, 1))
-    return max(least, -(-share // len(OPERATORS[operator])))
+    together = most if most >= 2_000 else most * 2 // 5
+    least = min(3, share(10))
+    return max(least, -(-together // len(OPERATORS[operator])))
 
 
 @pytest.mark.parametrize(

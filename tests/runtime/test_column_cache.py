@@ -22,6 +22,7 @@ from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
+from tests.examples import share
 from tests.pacers import AlwaysSlow
 from tests.state.ttl_column_probe import ColumnBench, ColumnProbe
 
@@ -274,7 +275,7 @@ MAKERS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(MAKERS))
-@settings(max_examples=max(1, settings().max_examples // 5))
+@settings(max_examples=share(5))
 @given(seed=st.integers(0, 1_000), bundle_size=st.sampled_from(["3", "50"]))
 def test_deltas_are_the_same_bytes_with_and_without_it(name: str, seed: int, bundle_size: str) -> None:
     random = np.random.default_rng(seed)
@@ -317,7 +318,7 @@ TTL_STORIES = st.lists(
 
 
 @pytest.mark.parametrize("domain", ["processing", "event"])
-@settings(max_examples=max(1, settings().max_examples // 3))
+@settings(max_examples=share(3))
 @given(
     story=TTL_STORIES,
     cache=st.sampled_from(SIZES[1:]),

@@ -29,6 +29,7 @@ from asyncstate.operator import MAX_WATERMARK, SortKey
 from asyncstate.runtime import sort_keys_of_inputs
 from asyncstate.testing import OperatorHarness
 from operators import asc, desc
+from tests.examples import share
 
 Mode = dict[str, Any]
 KEY_GROUPS = 5
@@ -236,7 +237,7 @@ def check(orders: list[list[SortKey]], batches: list[Given], mode: Mode) -> None
 
 
 @given(st.sampled_from(ORDERS), BATCHES)
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=share(5))
 def test_one_input_comes_in_order(mode: Mode, order: list[SortKey], batches: list[Given]) -> None:
     one = [batch._replace(events=[e._replace(input=0) for e in batch.events]) for batch in batches]
     check([order], one, mode)
@@ -246,7 +247,7 @@ def test_one_input_comes_in_order(mode: Mode, order: list[SortKey], batches: lis
     st.sampled_from([(ORDERS[1], ORDERS[2]), (ORDERS[3], ORDERS[0]), ([], ORDERS[1]), (ORDERS[0], [])]),
     BATCHES,
 )
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=share(5))
 def test_two_inputs_come_merged_by_time(
     mode: Mode, orders: tuple[list[SortKey], list[SortKey]], batches: list[Given]
 ) -> None:

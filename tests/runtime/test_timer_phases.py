@@ -14,6 +14,7 @@ from asyncstate.clock import ManualClock
 from asyncstate.codec import key_group
 from asyncstate.operator import MIN_WATERMARK, TimeDomain
 from asyncstate.testing import OperatorHarness
+from tests.examples import share
 from tests.state.timer_model import ACTIONS, EVENT, PROCESSING, Action, Model, scripts_of
 
 Mode = dict[str, Any]
@@ -152,7 +153,7 @@ def run(
 
 
 @given(scripts_of(KEYS), BATCHES)
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=share(8))
 def test_the_order_is_the_models(
     mode: Mode, scripts: dict[int, list[list[Action]]], batches: list[Given]
 ) -> None:

@@ -19,6 +19,7 @@ from asyncstate import InputSpec, ListStateDescriptor, OperatorContext, RecordCo
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
+from tests.examples import share
 from tests.pacers import AlwaysSlow
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import (
@@ -164,7 +165,7 @@ def _run_harness(
 
 
 @given(small_programs())
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=share(5))
 def test_the_controllers_and_stores_agree_with_the_model(batches: list[MicroBatch]) -> None:
     results, stored = run_harness(batches, async_enabled=False)
     assert results == [repr(record_results) for record_results in Model().run(batches)]
