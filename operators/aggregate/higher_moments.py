@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..core.arrays import Int64Array
+from ..core.arrays import Int64Array, to_floats
 from ..core.segments import Groups
 from .accumulators import filled, sum_type
 from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
@@ -86,7 +86,7 @@ class _Moments(Counted):
     def of_counts(self, columns: Sequence[pa.Array], counts: Int64Array) -> State:
         """The states of n values that occur ``counts`` (n) times each; 0: no value."""
         number = counts.astype(np.float64)
-        values = [filled(column.cast(pa.float64(), safe=False)).to_numpy() for column in columns]
+        values = [filled(to_floats(column)).to_numpy() for column in columns]
         values = [np.where(number > 0, column, 0.0) for column in values]
         finite = np.logical_and.reduce([np.isfinite(column) for column in values])
         sums = np.where(finite, 0.0, np.nan)

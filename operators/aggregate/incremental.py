@@ -157,14 +157,17 @@ class _FinalGroupAggregate(GroupAggregate):
         return plan
 
     def _type_of(self, column: str, spec: InputSpec) -> pa.DataType:
-        """A type that the column may have had, derived from the columns of its parts."""
+        """A type that the column may have had, derived from the columns of its parts. Those of sums may be wider."""
         if any(aggregate.condition == column for aggregate in self.aggregates):
             return pa.bool_()
+        found: dict[str, pa.DataType] = {}
+        own = _column_of(column)
         for field in spec.schema:
             function, _, rest = field.name.partition(":")
-            if function in ("sum", "min", "max") and (rest == column or rest.startswith(f"{column}:")):
-                return field.type
-        return pa.int64()
+            if rest == own or rest.startswith(f"{own}:"):
+                found.setdefault(function, field.type)
+        known = (found[function] for function in ("min", "max", "sum") if function in found)
+        return next(known, pa.int64())
 
 
 class _Parts:

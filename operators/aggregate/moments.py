@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from asyncstate.operator import BundleContext
 
-from ..core.arrays import Int8Array, int64_values
+from ..core.arrays import Int8Array, int64_values, to_floats
 from ..core.segments import Groups, group_sum
 from .accumulators import counted, filled, group_counts, merged_counts, sum_type
 from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
@@ -116,7 +116,7 @@ class Moments(MergingAggregator):
 
     def _counted(self, batch: pa.RecordBatch, signs: Int8Array | None) -> tuple[Floats, Floats]:
         """The values (n), and the weights (n): 1 for each value that counts, else 0."""
-        values = batch.column(self.column).cast(pa.float64(), safe=False)
+        values = to_floats(batch.column(self.column))
         return filled(values).to_numpy(), np.abs(self.weights(batch, signs)).astype(np.float64)
 
     @_beyond_floats

@@ -26,7 +26,7 @@ from asyncstate.codec.key_batch import rank_column
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 
-from ..core.arrays import Int64Array, run_begins
+from ..core.arrays import Int64Array, run_begins, to_floats
 from ..core.sort_orders import OrderColumn, order_codes
 from .accumulators import sum_type
 from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
@@ -181,9 +181,7 @@ class _Percentile(_AtFraction):
     def _at(self, values: pa.Array, stops: Int64Array, sizes: Int64Array) -> pa.Array:
         place = (sizes - 1) * self.fraction
         low, high = (
-            self._taken(values, stops, sizes, whole.astype(np.int64))
-            .cast(pa.float64(), safe=False)
-            .to_numpy()
+            to_floats(self._taken(values, stops, sizes, whole.astype(np.int64))).to_numpy()
             for whole in (np.floor(place), np.ceil(place))
         )
         with np.errstate(invalid="ignore", over="ignore"):

@@ -1,6 +1,6 @@
 """Arrays of rows: selection, concatenation, equality, and positions.
 
-Owns: the aliases of arrays, ``take_rows``, ``concat_rows``, ``row_ids`` and the positions.
+Owns: the aliases of arrays, ``take_rows``, ``concat_rows``, ``row_ids``, ``to_floats`` and the positions.
 Invariant: no function changes its arguments.
 Pure functions over numpy and Arrow; must not know of keys, kinds or operators.
 """
@@ -27,6 +27,8 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 IntArray: TypeAlias = npt.NDArray[np.integer]
 
 _CODE_LIMIT = 1 << 62
+_EXACT_DIGITS = 15
+"""Integers of so many digits, and as high powers of ten, are exact floats: their quotient is rounded once."""
 
 
 def take_rows(columns: Sequence[pa.Array], rows: IntArray) -> list[pa.Array]:
@@ -42,6 +44,17 @@ def take_rows(columns: Sequence[pa.Array], rows: IntArray) -> list[pa.Array]:
 def int64_values(column: pa.Array) -> Int64Array:
     """The values (n) of a column of integers; 0 for null."""
     return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)
+
+
+def to_floats(column: pa.Array) -> pa.Array:
+    """The numbers of a column as float64, each the nearest one; Arrow rounds decimals twice."""
+    kind = column.type
+    if not pa.types.is_decimal(kind):
+        return column.cast(pa.float64(), safe=False)
+    if not (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision <= _EXACT_DIGITS):
+        return column.cast(pa.string()).cast(pa.float64())
+    units = to_storage(column)[:, 0]
+    return pa.array(units / 10.0**kind.scale, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def valid_rows(columns: Sequence[pa.Array]) -> BoolArray | None:

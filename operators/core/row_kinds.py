@@ -2,7 +2,7 @@
 
 Owns: ``net_changes``, ``take_changes``, ``distinct`` and ``distinct_rows``; pure functions of numpy and Arrow arrays.
 Invariant: at most one change per key; -U comes directly before its +U; keys are in order of first appearance.
-Must not import anything of ``asyncstate`` but ``codec`` and ``changelog``.
+Must not import anything of ``asyncstate`` but ``codec``, ``changelog`` and ``errors``.
 
 Source: the emission rules of Flink's ``MiniBatchGroupAggFunction``.
 """
@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import KeyBatch
+from asyncstate.codec import KeyBatch, RowCodec
+from asyncstate.errors import SchemaError
 
 from .arrays import BoolArray, Int64Array
 
@@ -87,7 +88,11 @@ def take_changes(
 
 
 def distinct(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) -> BoolArray:
-    """Where the rows (u) of two sets of columns differ; null equals null and NaN equals NaN."""
+    """Where the rows (u) of two sets of columns differ.
+
+    Null equals null, NaN equals NaN and -0.0 equals 0.0, but floats inside of other values are compared by their
+    bits, as in rows.
+    """
     differ = np.zeros(rows, np.bool_)
     for first, second in zip(left, right, strict=True):
         differ |= _distinct_column(first, second)
@@ -104,13 +109,22 @@ def distinct_rows(old: Sequence[pa.Array], new: Sequence[pa.Array], candidates: 
 
 
 def _distinct_column(left: pa.Array, right: pa.Array) -> BoolArray:
-    if pa.types.is_nested(left.type):
-        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)  # Arrow does not compare nested values
-        return np.fromiter((first != second for first, second in pairs), np.bool_, len(left))
+    if pa.types.is_nested(left.type):  # Arrow does not compare nested values
+        return _distinct_nested(left, right)
     unequal = pc.not_equal(left, right)
     if pa.types.is_floating(left.type):
         unequal = pc.and_not(unequal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
     if unequal.null_count:
         one_null = pc.xor(pc.is_null(left), pc.is_null(right))
         unequal = pc.if_else(pc.is_null(unequal), one_null, unequal)
+    return np.asarray(unequal.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _distinct_nested(left: pa.Array, right: pa.Array) -> BoolArray:
+    try:
+        codec = RowCodec(pa.schema([("value", left.type)]))
+    except SchemaError:  # a type that no state can have, such as a large list
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.fromiter((first != second for first, second in pairs), np.bool_, len(left))
+    unequal = pc.not_equal(codec.encode_column([left]), codec.encode_column([right]))
     return np.asarray(unequal.to_numpy(zero_copy_only=False), np.bool_)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -89,29 +89,36 @@ class OneRowInput(KeepsKey, BundleOperator):
             ListColumnStateDescriptor("rows", pa.schema(self._payload.fields), time_first=True)
         )
         self._names = self.one_row_columns(other)
+        self._is_first = context.key_groups.start == 0
         self._codec = RowCodec(pa.schema([other.column(name).with_nullable(True) for name in self._names]))
         self._stored = context.get_state(BroadcastStateDescriptor("one_row", pa.binary(), pa.int64()))
 
     # -- the one row -------------------------------------------------------------------------------------
 
     def process_broadcast(self, rows: Bundle, ctx: BundleContext) -> Iterator[None] | None:
-        old = self._one_row()
-        net: Counter[bytes] = Counter(dict(self._stored.entries()))
-        values = self._codec.encode(
-            [_canonical(rows.batch.column(name)) for name in self._names], num_rows=rows.num_rows
-        )
-        for value, added in zip(values, rows.accumulate.tolist(), strict=True):
-            net[value] += 1 if added else -1
-        left = {value: number for value, number in net.items() if number > 0}
+        old, before = self._one_row(), dict(self._stored.entries())
+        left = self._netted(rows, before)
         if sum(left.values()) > 1:
             raise OperatorError(
                 f"{self.owner}: the second input has {sum(left.values())} rows, but may have one; aggregate them "
                 "without a key, or use Join"
             )
-        before = dict(self._stored.entries())
         self._stored.clear()
         self._stored.put_all(left)
         return None if before == left else self._move(old, self._one_row(), ctx)
+
+    def _netted(self, rows: Bundle, before: Mapping[bytes, int]) -> dict[bytes, int]:
+        """How often each row of the second input is there after ``rows``; retractions of others are counted."""
+        stored = list(before)
+        given = [_canonical(rows.batch.column(name)) for name in self._names]
+        known = self._codec.decode(stored)[0] if stored else [pa.nulls(0, column.type) for column in given]
+        ids = row_ids(concat_rows(known, given), np.zeros(len(stored) + rows.num_rows, np.int64))
+        net = net_by_content(ids[: len(stored)], ids[len(stored) :], rows.accumulate)
+        if self._is_first:  # every partition gets these rows
+            self._missing.add(net.missing, rows)
+        values = self._codec.encode(given, num_rows=rows.num_rows)
+        kept = [value for value, gone in zip(stored, net.removed.tolist(), strict=True) if not gone]
+        return dict(Counter([*kept, *(values[at] for at in net.added.tolist())]))
 
     def _one_row(self) -> OneRow:
         stored = list(self._stored.keys())

@@ -205,9 +205,15 @@ class KeyedReduce(FunctionOperator):
         self._reduced.update(dict(zip(self._names, after, strict=True)))
         if before is None or not self.changelog:
             ctx.emit(*after)
-        elif tuple(before) != tuple(after):
+        elif _differ(before, after):
             ctx.emit(*before, kind=RowKind.UPDATE_BEFORE)
             ctx.emit(*after, kind=RowKind.UPDATE_AFTER)
+
+
+def _differ(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether two rows differ; NaN equals NaN, as in keys and retractions."""
+    pairs = zip(before, after, strict=True)
+    return any(one != other and (one == one or other == other) for one, other in pairs)
 
 
 class _TimedOperator(FunctionOperator):

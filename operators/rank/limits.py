@@ -1,7 +1,8 @@
 """How many rows a key shows: one number for all keys, a column of the key, or a column of the rows.
 
 Owns: ``RankLimits`` and its state.
-Invariant: a key has one limit as long as it has state, that of its first row; rows that name another one are counted.
+Invariant: a key has one limit as long as it has state, that of its first row (of those that are left of
+a micro-batch); rows that name another one are counted.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 
 Source: ``initRankEnd`` of Flink's ``AbstractTopNFunction`` and its counter ``topn.invalidTopSize``.
@@ -18,7 +19,8 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec, OperatorContext
 from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor
 
-from ..core.arrays import BoolArray, Int64Array, int64_values
+from ..core.arrays import BoolArray, Int64Array, int64_values, row_ids, take_rows
+from ..core.consolidation import net_by_content
 
 _SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 _MOST = 1 << 62
@@ -44,6 +46,7 @@ class RankLimits:
             return
         self._without = context.counter("rows_without_limit")
         if self._of_rows:
+            self._content = [name for name in spec.schema.names if name not in spec.sequence]
             self._others = context.counter("rows_with_another_limit")
             self._state: ColumnState = context.get_state(
                 ColumnStateDescriptor("limits", _SCHEMA, fixed_fields=True)
@@ -85,7 +88,7 @@ class RankLimits:
 
     def _kept(self, bundle: Bundle, chosen: Int64Array, found: Columns) -> Int64Array:
         keys = bundle.keys
-        rows = chosen[bundle.accumulate[chosen]]
+        rows = self._left(bundle, chosen)
         given, owners = int64_values(bundle.batch.column(self._n))[rows], keys.inverse[rows]
         limits = found.numpy(0).astype(np.int64)
         first = np.zeros(len(keys), np.int64)
@@ -98,6 +101,15 @@ class RankLimits:
         if new.any():
             self._state.put(keys.select(new), [pa.array(limits[new])])
         return limits
+
+    def _left(self, bundle: Bundle, chosen: Int64Array) -> Int64Array:
+        """Those of the ``chosen`` rows that are added and that no retraction of the bundle cancels out."""
+        added = bundle.accumulate[chosen]
+        if added.all():
+            return chosen
+        content = take_rows([bundle.batch.column(name) for name in self._content], chosen)
+        ids = row_ids(content, bundle.keys.inverse[chosen])
+        return chosen[net_by_content(np.empty(0, np.int64), ids, added).added]
 
     def forget(self, keys: KeyBatch, gone: BoolArray) -> None:
         """Remove the limits of keys that have no rows any more (a mask of u)."""

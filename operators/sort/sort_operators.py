@@ -1,7 +1,7 @@
 """TemporalSort and Sort: emit the rows of the input in order.
 
 Owns: both operators. The engine sorts the rows: the operators declare the order and pass the rows on.
-Must not import anything of ``asyncstate`` but ``changelog`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors`` and ``operator``.
 
 Source: Flink's ``RowTimeSortOperator``, ``ProcTimeSortOperator`` and ``StreamSortOperator``.
 """
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from asyncstate.changelog import Changelog
+from asyncstate.errors import SchemaError
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -108,6 +109,7 @@ class Sort(KeepsKey, BundleOperator):
     emitted in order of arrival. The input ends with ``StreamingJob.finish()``. A changelog input is netted: only rows
     that were not retracted are emitted, as +I; retractions that match no row, in all columns but those of the input's
     ``sequence``, are dropped and counted (``retractions_without_state``).
+    A column of that sequence cannot order a changelog.
 
     Without a key, the order is over all rows, in one partition; with a key, it holds per key.
 
@@ -131,6 +133,13 @@ class Sort(KeepsKey, BundleOperator):
         """The input's columns."""
         (spec,) = inputs
         check_order(self.order_by, spec, self.owner)
+        by_position = next((one.column for one in self.order_by if one.column in spec.sequence), None)
+        if spec.changelog and by_position is not None:
+            raise SchemaError(
+                f"{self.owner}: order_by names '{by_position}', which is in the sequence of {spec.name}: a "
+                "retraction has another position than its row, so the two would not meet; leave the column out of "
+                "one of them"
+            )
         return OutputSpec(spec.schema, changes=Changelog.insert_only(*spec.changes.unique_keys))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:

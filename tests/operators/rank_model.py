@@ -58,13 +58,9 @@ class RankModel:
 
     def apply(self, kind: str, row: Row) -> None:
         added, key = kind in ("+I", "+U"), row[0]
-        if isinstance(self.n, str):
-            limit = row[self.n_column]
-            if limit is None:
-                self.counts["rows_without_limit"] += 1
-                return
-            if added and self.limits.setdefault(key, limit) != limit:
-                self.counts["rows_with_another_limit"] += 1
+        if isinstance(self.n, str) and row[self.n_column] is None:
+            self.counts["rows_without_limit"] += 1
+            return
         rows = self.rows.setdefault(key, [])
         if key not in self.events:
             self.events[key], self.stored[key] = [], list(rows)
@@ -109,6 +105,9 @@ class RankModel:
     def end_bundle(self) -> None:
         """The rows of a bundle count as a set, whatever ``apply`` has made of them one by one."""
         for key, events in self.events.items():
+            for at in net_of_set([], events).comes if isinstance(self.n, str) else ():
+                limit = events[at][1][self.n_column]
+                self.counts["rows_with_another_limit"] += self.limits.setdefault(key, limit) != limit
             stored = self.stored[key]
             net = net_of_set(stored, events, self.identity if self.unique is not None else None, refresh=True)
             placed = [(at, stored[at]) for at in net.stays]

@@ -70,3 +70,16 @@ def test_distinct_knows_null_and_nan(left: pa.Array, right: pa.Array, expected: 
 
 def test_rows_without_columns_are_equal() -> None:
     assert distinct([], [], 3).tolist() == [False, False, False]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.int64())])
+def test_values_of_values_differ_by_their_bits(kind: pa.DataType) -> None:
+    """As rows and retractions do; a large list is a result that no state can have."""
+    if kind.value_type == pa.float64():
+        old = [[0.0], [math.nan], [1.0, None], None, []]
+        new = [[-0.0], [math.nan], [1.0, None], None, None]
+        expected = [True, False, False, False, True]
+    else:
+        old, new, expected = [[1], None, []], [[2], None, None], [True, False, True]
+    found = distinct([pa.array(old, kind)], [pa.array(new, kind)], len(old))
+    assert found.tolist() == expected

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError
-from asyncstate.operators import GroupAggregate, avg, sum_
+from asyncstate.operators import GroupAggregate, avg, median, sum_
 from asyncstate.testing import OperatorHarness
+from operators.core.arrays import to_floats
 
 EXACT = decimal.Context(prec=100)
 TYPES = [(9, 2), (18, 0), (19, 4), (28, 10), (38, 0), (38, 18), (38, 20), (38, 30), (38, 38), (20, 20)]
@@ -126,3 +127,26 @@ def test_an_overflow_of_integers_names_the_key(async_enabled: bool) -> None:
                 OperatorError, match=r"key \('b',\): the sum of column 'v' does not fit int64; cast"
             ):
                 harness.end_batch()
+
+
+@given(st.data())
+def test_a_decimal_is_the_nearest_float(data: st.DataObject) -> None:
+    precision = data.draw(st.integers(1, 38))
+    scale = data.draw(st.integers(0, precision))
+    numbers = data.draw(st.lists(st.none() | st.integers(1 - 10**precision, 10**precision - 1), max_size=5))
+    values = [None if one is None else Decimal(one).scaleb(-scale, EXACT) for one in numbers]
+    found = to_floats(pa.array([None, *values], pa.decimal128(precision, scale)).slice(1))
+    assert found.to_pylist() == [None if value is None else float(value) for value in values]
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(9, 2), (15, 14), (18, 2), (38, 20)])
+def test_percentiles_of_decimals_are_those_of_the_nearest_floats(
+    async_enabled: bool, precision: int, scale: int
+) -> None:
+    values = [Decimal(number).scaleb(-scale, EXACT) for number in (3, 7, 29, -57, 123456789)]
+    operator = GroupAggregate([median("v").alias("median")])
+    with OperatorHarness(
+        operator, schema_of(precision, scale), ["k"], async_enabled=async_enabled
+    ) as harness:
+        harness.push([(str(value), value) for value in values])
+        assert harness.end_batch() == [("+I", str(value), float(value)) for value in values]

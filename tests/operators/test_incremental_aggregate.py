@@ -101,3 +101,25 @@ def test_the_second_part_wants_what_the_first_puts_out() -> None:
         OperatorHarness(final, SCHEMA, ["k"], changelog=False)
     with pytest.raises(SchemaError, match="is a changelog"):
         OperatorHarness(final, SCHEMA, ["k"], changelog=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_parts_have_the_types_of_the_whole(async_enabled: bool, reverse: bool) -> None:
+    """An extreme is of its column's type, also next to a sum, which is wider."""
+    columns = [("k", pa.string()), ("bucket", pa.int64()), ("n", pa.int32()), ("x.y", pa.float32())]
+    schema = pa.schema(columns)
+    chosen: dict[str, Any] = {"changelog": False, "async_enabled": async_enabled}
+    aggregates = [sum_("n"), max_("n"), avg("x.y"), max_("x.y"), count("n")]
+    aggregates = aggregates[::-1] if reverse else aggregates
+    split = IncrementalGroupAggregate(aggregates, bucket="bucket")
+    with (
+        OperatorHarness(split, schema, ["k", "bucket"], **chosen) as first,
+        OperatorHarness(split.final(), first.output_schema, ["k"], **chosen) as final,
+        OperatorHarness(GroupAggregate(aggregates), schema, ["k"], **chosen) as whole,
+    ):
+        assert final.output_schema == whole.output_schema
+        for rows in ([("a", 0, 3, 0.1), ("a", 1, 5, None)], [("a", 1, 9, 0.3)]):
+            first.push(rows)
+            whole.push(rows)
+            final.push([row[1:] for row in first.end_batch()])
+            assert final.end_batch() == whole.end_batch()

@@ -151,6 +151,26 @@ def test_retractions_of_nothing_are_counted(async_enabled: bool) -> None:
 
 
 @pytest.mark.parametrize("operator", [DynamicFilter("total", ">", "limit"), OneRowJoin()])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_retractions_of_another_one_row_are_counted_once(
+    async_enabled: bool, operator: Any, parallelism: int
+) -> None:
+    """Though every partition gets them."""
+    with harness(operator, async_enabled=async_enabled, parallelism=parallelism) as made:
+        for rows, kinds in (([(4,), (5,)], ["+I", "-D"]), ([(4,), (4,)], ["-D", "-D"]), ([(4,)], ["-U"])):
+            made.push(rows, kinds=kinds, input=1)
+            made.end_batch()
+            assert made.statistics()["counter.retractions_without_state"] == 1
+    options = {"async-state.on-missing-row": "fail"}
+    with harness(operator, async_enabled=async_enabled, parallelism=parallelism, options=options) as made:
+        made.push([(4,)], kinds=["-D"], input=1)
+        with pytest.raises(
+            OperatorError, match=r"a retraction finds no matching row, for example -D \(limit=4\)"
+        ):
+            made.end_batch()
+
+
+@pytest.mark.parametrize("operator", [DynamicFilter("total", ">", "limit"), OneRowJoin()])
 @pytest.mark.parametrize("apart", [False, True])
 def test_an_equal_row_of_another_position_replaces_the_old_one(
     async_enabled: bool, operator: Any, apart: bool

@@ -176,6 +176,19 @@ def test_each_key_has_the_limit_that_its_first_row_names(open_harness: Any) -> N
     assert harness.end_batch() == [("+I", "b", 2, 2), ("+I", "b", 1, 2)]
 
 
+@pytest.mark.parametrize("kinds", [("+I", "-D"), ("-D", "+I")])
+def test_a_row_that_comes_and_goes_in_a_micro_batch_sets_no_limit(
+    open_harness: Any, kinds: tuple[str, str]
+) -> None:
+    schema = pa.schema([("k", pa.string()), ("price", pa.int64()), ("n", pa.int32())])
+    harness = open_harness(Rank(desc("price"), "n"), schema)
+    harness.push([("a", 9, 1), ("a", 9, 1), ("a", 1, 2), ("a", 2, 2)], kinds=[*kinds, "+I", "+I"])
+    assert harness.end_batch() == [("+I", "a", 2, 2), ("+I", "a", 1, 2)]
+    assert harness.statistics().get("counter.rows_with_another_limit", 0) == 0
+    harness.push([("a", 3, 2)])
+    assert harness.end_batch() == [("-D", "a", 1, 2), ("+I", "a", 3, 2)]
+
+
 def test_a_limit_in_the_key_needs_no_state(open_harness: Any) -> None:
     schema = pa.schema([("k", pa.string()), ("price", pa.int64()), ("n", pa.int32())])
     harness = open_harness(Rank(desc("price"), "n"), schema, key=["k", "n"], changelog=False)

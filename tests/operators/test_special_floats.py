@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,17 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from asyncstate.operator import Operator
 from asyncstate.testing import OperatorHarness
 from operators import (
     Aggregate,
+    ChangelogNormalize,
     GroupAggregate,
     IncrementalGroupAggregate,
+    KeyedReduce,
+    OverAggregate,
+    Rank,
+    UpsertMaterialize,
     avg,
     collect,
     count,
@@ -25,9 +31,11 @@ from operators import (
     last_value,
     max_,
     min_,
+    nth_value,
     stddev_samp,
     sum_,
     var_pop,
+    whole,
 )
 from operators.aggregate import aggregate_calls, moments
 from operators.aggregate.accumulators import Sum
@@ -189,3 +197,56 @@ def test_nested_values_with_nan_are_taken_back(aggregate: Any, async_enabled: bo
             harness.end_batch()
         found = harness.output[-1][-1]
     assert (found if aggregate is collect else [found]) == [stays]
+
+
+LISTS = pa.schema([("k", pa.int64()), ("u", pa.int64()), ("x", pa.list_(pa.float64()))])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GroupAggregate([last_value("x").alias("x")]),
+        lambda: Rank("u", 1, unique=["u"]),
+        lambda: UpsertMaterialize(["u"]),
+        ChangelogNormalize,
+        lambda: OverAggregate([nth_value("x", from_last=True).alias("last")], whole(), order_by="u"),
+    ],
+    ids=["GroupAggregate", "Rank", "UpsertMaterialize", "ChangelogNormalize", "OverAggregate"],
+)
+def test_floats_inside_of_lists_are_updated_by_their_bits(
+    make: Callable[[], Operator], async_enabled: bool
+) -> None:
+    """As they are compared when they are taken back: a zero of the other sign is an update, the same NaN is none."""
+    operator = make()
+    with OperatorHarness(operator, LISTS, ["k"], async_enabled=async_enabled) as harness:
+        harness.push([(1, 7, [0.0])])
+        harness.end_batch()
+        number = 7
+        for value in (-0.0, math.nan, math.nan):
+            number += isinstance(operator, OverAggregate)
+            harness.push([(1, number, [value])], kind="+U")
+            harness.end_batch()
+        texts = [(row[0], repr(row[-1])) for row in harness.output]
+    if isinstance(operator, OverAggregate):  # the rows stay, and each has the last list
+        assert [text for kind, text in texts if kind == "-U"] == ["[0.0]", *["[-0.0]"] * 2]
+        return
+    assert texts == [
+        ("+I", "[0.0]"),
+        ("-U", "[0.0]"),
+        ("+U", "[-0.0]"),
+        ("-U", "[-0.0]"),
+        ("+U", "[nan]"),
+    ]
+
+
+def test_a_reduced_nan_is_no_update_of_itself(async_enabled: bool) -> None:
+    operator = KeyedReduce(lambda one, other: (one.k, one.x + other.x), changelog=True)
+    with OperatorHarness(operator, VALUES, ["k"], async_enabled=async_enabled) as harness:
+        for values in ([1.0, math.nan], [2.0, 3.0], [4.0]):
+            harness.push([(1, value) for value in values])
+            harness.end_batch()
+        assert [(kind, repr(value)) for kind, _, value in harness.output] == [
+            ("+I", "1.0"),
+            ("-U", "1.0"),
+            ("+U", "nan"),
+        ]
