@@ -408,7 +408,7 @@ class StreamingJob:
         row that it finds, as ``"id bigint"`` or schemas. ``options``: others of ``LookupJoin``, such as ``batch``,
         ``retry`` and ``cache``. Raises SqlError for arguments that do not fit.
         """
-        self._sql.context.add_lookup(name, lookup, key, columns, options)
+        self._sql.context.add_lookup(name, lookup, key, columns, **options)
 
     def sql(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asyncstate.errors import SqlError
@@ -66,7 +67,6 @@ _AT_FRACTIONS: Final = {
     "PercentileDisc": "percentile_disc",
     "ApproximatePercentile": "percentile_disc",  # which is within any accuracy
 }
-_OF_TWO: Final = ("MaxBy", "MinBy", "Corr", "CovPopulation", "CovSample")
 _SAME_DISTINCT: Final = {"Min", "Max", "HyperLogLogPlusPlus"}
 _KEEPS_NULLS: Final = '"ignoreNulls":false'
 _MARKS: Final = ("spark.timeWindow", "spark.sessionWindow")
@@ -80,25 +80,15 @@ class Calls:
         self.given = given
         self.calls: list[ir.Call] = []
         self.results: list[ir.Column] = []
-        self._known: dict[tuple[Any, ...], str] = {}
+        self._known: dict[ir.Call, str] = {}
 
-    def call(
-        self,
-        function: str,
-        kind: str,
-        *columns: str,
-        distinct: bool = False,
-        where: str | None = None,
-        numbers: tuple[Any, ...] = (),
-        order: tuple[ir.Order, ...] = (),
-    ) -> str:
-        """The text of the result of a function, which is of type ``kind``."""
-        spec = function, columns, distinct, where, numbers, order
-        if spec not in self._known:
-            self._known[spec] = self.given.reader.fresh("result")
-            self.results.append(ir.Column(self._known[spec], kind))
-            self.calls.append(ir.Call(self._known[spec], *spec))
-        return quoted(self._known[spec])
+    def call(self, kind: str, call: ir.Call) -> str:
+        """The text of the result of a function, which is of type ``kind`` and gets a name here."""
+        if call not in self._known:
+            self._known[call] = name = self.given.reader.fresh("result")
+            self.results.append(ir.Column(name, kind))
+            self.calls.append(replace(call, name=name))
+        return quoted(self._known[call])
 
     def aggregate(self, e: Any) -> str:
         """Declare an AggregateExpression; returns the text of its value."""
@@ -114,7 +104,7 @@ class Calls:
             return self._pivoted(function)
         if kind == "Count":
             counted = [self.given.argument(one) for one in parts if one.nullable() or distinct]
-            return self.call("count", "bigint", *dict.fromkeys(counted), distinct=distinct, where=where)
+            return self.call("bigint", ir.Call("", "count", tuple(dict.fromkeys(counted)), distinct, where))
         if kind == "ListAgg":
             return self._text_of_all(e, distinct, where)
         if kind in _AT_FRACTIONS:
@@ -123,21 +113,18 @@ class Calls:
             raise _without_operator(e)
         if kind in ("CollectList", "CollectSet") and _KEEPS_NULLS in str(function.toJSON()):
             raise refusal("RESPECT NULLS of collected values", "collect struct(x), whose x may be null", e)
-        columns = [self.given.argument(one) for one in parts[: 2 if kind in _OF_TWO else 1]]
+        columns = tuple(map(self.given.argument, parts))
         distinct = kind == "CollectSet" or (distinct and kind not in _SAME_DISTINCT)
         own = _FUNCTIONS[kind]
         if kind == "Mode" and option(function.reverseOpt()) is False:  # WITHIN GROUP (ORDER BY ... DESC)
             own += "_descending"
-        found = self.call(own, type_of(e), *columns, distinct=distinct, where=where)
+        found = self.call(type_of(e), ir.Call("", own, columns, distinct, where))
         return f"coalesce({found}, array())" if own == "collect" else found
 
     def _at_fractions(self, e: Any, distinct: bool, where: str | None) -> str:
         """A percentile, or an array of some."""
         function = e.aggregateFunction()
         kind, parts = kind_of(function), children(function)
-        is_plain = kind != "Percentile" or parts[2].toString() == "1"
-        if not is_plain or kind_of(parts[1]) != "Literal" or parts[1].value() is None:
-            raise _without_operator(e)
         own, result, several = _AT_FRACTIONS[kind], type_of(e), type_of(parts[1]).startswith("array<")
         if kind != "ApproximatePercentile" and function.reverse():
             own += "_descending"
@@ -146,21 +133,16 @@ class Calls:
             result = result.removeprefix("array<").removesuffix(">")
         else:
             fractions = [float(parts[1].toString())]
-        if not fractions:
+        if not fractions or (kind == "Percentile" and parts[2].toString() != "1"):  # with frequencies
             raise _without_operator(e)
         column = self.given.argument(parts[0])
-        found = [
-            self.call(own, result, column, distinct=distinct, where=where, numbers=(one,))
-            for one in fractions
-        ]
+        found = [self.call(result, ir.Call("", own, (column,), distinct, where, (one,))) for one in fractions]
         return f"IF({found[0]} IS NULL, NULL, array({', '.join(found)}))" if several else found[0]
 
     def _text_of_all(self, e: Any, distinct: bool, where: str | None) -> str:
         """LISTAGG. Bytes are kept as hexadecimal text, which has their order."""
         function, given = e.aggregateFunction(), self.given
         value, delimiter = function.child(), function.delimiter()
-        if kind_of(delimiter) != "Literal":
-            raise refusal("a delimiter that is not constant", "write it as a literal", e)
         text, separator = given.text(value), delimiter.value()
         if type_of(value) == "binary":
             form, back = "hex({})", "unhex({})"
@@ -173,14 +155,12 @@ class Calls:
         specs = items(function.orderExpressions())
         order = given.order(specs, lambda one: column if given.text(one) == text else given.argument(one))
         if not distinct or not order or order[0].column == column:
-            numbers = (separator,)
-            found = self.call(
-                "string_agg", "string", column, distinct=distinct, where=where, numbers=numbers, order=order
-            )
-            return back.format(found)
+            call = ir.Call("", "string_agg", (column,), distinct, where, (separator,), order)
+            return back.format(self.call("string", call))
         # Spark lets what is cast be the order of distinct values only if equal texts are of equal values.
         kept, kind = order[0].column, type_of(specs[0].child())
-        values = self.call("collect", f"array<{kind}>", kept, distinct=True, where=where, order=order)
+        call = ir.Call("", "collect", (kept,), True, where, order=order)
+        values = self.call(f"array<{kind}>", call)
         one = form.format(f"CAST(x AS {type_of(value)})")
         return back.format(f"array_join(transform({values}, x -> {one}), {literal_of(separator)})")
 
@@ -194,7 +174,7 @@ class Calls:
             literal = expressions.Literal.create(one, column.dataType())
             text = f"{self.given.text(column)} <=> {self.given.reader.text(literal, {})}"
             where = self.given.shared(text, "boolean")
-            found.append(self.call("first_value", type_of(value), name, where=where))
+            found.append(self.call(type_of(value), ir.Call("", "first_value", (name,), where=where)))
         return f"array({', '.join(found)})"
 
 
@@ -231,7 +211,7 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     keys, texts = _keys(given, grouping)
     texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
     if not keys and not calls.calls:  # one row, of which nothing is read
-        calls.call("count", "bigint")
+        calls.call("bigint", ir.Call("", "count"))
     read = [name for call in calls.calls for name in call.reads]
     names = [*keys, *read, *([] if windowed is None else [windowed.time])]
     rows = Read(given.node(), {})
@@ -276,10 +256,6 @@ def _keys(given: Given, grouping: Sequence[Any]) -> tuple[list[str], dict[int, s
             text, kind = ("true", "boolean") if nested else (given.reader.text(one, {}), type_of(one))
             keys.append(given.computed("key", text, kind))
             continue
-        if kind_of(one) != "AttributeReference":
-            raise refusal(
-                "a grouping expression that is not a column", "group by a column of a subquery", one
-            )
         name = given.read.names[id_of(one)]
         if not type_of(one).startswith("struct<"):
             keys.append(name)
@@ -298,18 +274,14 @@ def _window(reader: Reader, plan: Any, grouping: Sequence[Any], below: set[int])
         if kind_of(one) != "AttributeReference" or not type_of(one).startswith("struct<"):
             continue
         marks = [mark for mark in _MARKS if one.metadata().contains(mark)]
-        made = _definition(plan.child(), id_of(one)) if marks else None
-        if made is not None:
-            times = items(made.references().toSeq())
-            if len(times) != 1:
-                raise refusal(
-                    "a window of several columns of time", "compute the time in a subquery first", plan
-                )
-            with reader.raw_times(id_of(one), times[0], plan.child()):
+        windows = list[int]()
+        found = _definition(plan.child(), id_of(one), windows) if marks else None
+        if found is not None:
+            with reader.raw_times(windows, found[1]):
                 child = reader.plan(plan.child(), below)
             time = child.names[id_of(one)]
             if reader.is_final(child.node, time):
-                return _Windowed(child, time, _lengths(reader, str(made.toString()), plan), id_of(one))
+                return _Windowed(child, time, _lengths(reader, str(found[0].toString()), plan), id_of(one))
         if marks[:1] == [_MARKS[1]]:
             raise refusal(
                 "session_window over rows without a watermark",
@@ -326,29 +298,30 @@ class _Windowed(NamedTuple):
     attribute: int
 
 
-def _definition(plan: Any, own: int) -> Any:
-    """The expression that makes column ``own``, a window; None if something between reads it in another way."""
+def _definition(plan: Any, own: int, windows: list[int]) -> tuple[Any, Any] | None:
+    """The expression that makes column ``own``, a window, and the column of its time; None if that is computed, or if
+    something between reads the window in another way. ``windows`` gets the ids of all columns that are it."""
     kind = kind_of(plan)
+    windows.append(own)
     if kind == "Filter":
         others = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, {own})]
-        return None if any(own in ids_in(one) for one in others) else _definition(plan.child(), own)
+        is_read = any(own in ids_in(one) for one in others)
+        return None if is_read else _definition(plan.child(), own, windows)
     if kind == "Project":
-        found = None
-        for one in items(plan.projectList()):
-            if id_of(one) == own:
-                found = one
-            elif own in ids_in(one):
-                return None
-        if found is None:
+        if any(own in ids_in(one) for one in items(plan.projectList()) if id_of(one) != own):
             return None
-        bare = found.child() if kind_of(found) == "Alias" else found
-        if kind_of(bare) == "AttributeReference":
-            return _definition(plan.child(), id_of(bare))
-        return bare if "precisetimestampconversion" in bare.toString() else None
-    if kind == "Expand":
+        found = next(one for one in items(plan.projectList()) if id_of(one) == own)
+        made = found.child() if kind_of(found) == "Alias" else found
+        if kind_of(made) == "AttributeReference":
+            return _definition(plan.child(), id_of(made), windows)
+    elif kind == "Expand":
         at = [id_of(one) for one in items(plan.output())].index(own)
         made = items(items(plan.projections())[0])[at]
-        return made if "precisetimestampconversion" in made.toString() else None
+    else:
+        return None
+    for one in walk(made):
+        if kind_of(one) == "PreciseTimestampConversion" and kind_of(one.child()) == "AttributeReference":
+            return made, one.child()
     return None
 
 

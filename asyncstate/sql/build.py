@@ -27,10 +27,8 @@ from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.relational.calls import aggregate_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.clock import Clock
 from asyncstate.sql.conditions import arrow_condition, is_met
-from asyncstate.sql.constant_join import ConstantJoin
-from asyncstate.sql.rules import retained
+from asyncstate.sql.own_operators import Clock, ConstantJoin
 from asyncstate.state.expiring.ttl import Ttl
 
 _FOUND: Final = "__found"
@@ -87,9 +85,23 @@ class Builder:
     ) -> None:
         self._tables, self._prefix, self._ttl, self._uid_of = tables, prefix, ttl, uid_of
         self._lookups = lookups or {}
-        self._expiring: set[ir.Kept | None] = set()
+        self._expiring: set[ir.Node] = set()
         self._built: dict[ir.Node, Built] = {}
         self._uids: dict[str, int] = {}
+
+    def whole(self, nodes: Sequence[ir.Node], keys: Sequence[str] = ()) -> Built:
+        """The stream of a plan; with ``keys``, of a table that it is written into, the newest row of each. Raises
+        SqlError for what turns out to have no operator."""
+        built = self.build(nodes[-1])
+        for node in nodes:
+            if isinstance(node, ir.Kept) and node not in self._expiring:
+                raise SqlError(
+                    f"{node.sql}: not kept up to date: a state retention of rows whose reader cannot forget them; give "
+                    "it to tables that a join, GROUP BY or DISTINCT reads, or a ranking of insertions"
+                )
+        if not keys or built.changes.identifies(keys):
+            return built
+        return self._applied("materialize", ops.UpsertMaterialize(), [built], nodes[-1], [tuple(keys)])
 
     def build(self, node: ir.Node) -> Built:
         """The stream of a node. Raises SqlError for what turns out to have no operator."""
@@ -138,13 +150,11 @@ class Builder:
         return self._selected(given, node.columns, [*kept, text])
 
     def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
+        settings: dict[str, Any] = {"empty_row": True}
         if node.keys:
-            operator = ops.GroupAggregate(
-                [_declared(one) for one in node.calls], ttl=self._ttl_of(node.inputs[0])
-            )
-            return self._applied("group", operator, [given], node, [node.keys])
-        operator = ops.GroupAggregate([_declared(one) for one in node.calls], empty_row=True)
-        return self._applied("group", operator, [given], node, [()])
+            settings = {"ttl": self._ttl_of(node.inputs[0])}
+        operator = ops.GroupAggregate([_declared(one) for one in node.calls], **settings)
+        return self._applied("group", operator, [given], node, [node.keys])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         operator = ops.WindowAggregate(_window(node.window), [_declared(one) for one in node.calls])
@@ -171,18 +181,12 @@ class Builder:
 
     def _ttl_of(self, node: ir.Node) -> Ttl:
         """How long the rows of an input are kept."""
-        found = retained(node)
-        self._expiring |= {found}
-        return self._ttl if found is None else found.ttl
-
-    def check_kept(self, root: ir.Node) -> None:
-        """Raise SqlError for a retention that no operator follows."""
-        for node in ir.walk(root):
-            if isinstance(node, ir.Kept) and node not in self._expiring:
-                raise SqlError(
-                    f"{node.sql}: not kept up to date: a state retention of rows whose reader cannot forget them; give "
-                    "it to tables that a join, GROUP BY or DISTINCT reads, or a ranking of insertions"
-                )
+        while isinstance(node, ir.Project | ir.Filter | ir.Explode):
+            (node,) = node.inputs
+        if not isinstance(node, ir.Kept):
+            return self._ttl
+        self._expiring.add(node)
+        return node.ttl
 
     def _join(self, node: ir.Join, *given: Built) -> Built:
         constant = [isinstance(one, ir.Constant) for one in node.inputs]
@@ -321,12 +325,10 @@ class Builder:
     def _over(self, node: ir.Over, given: Built) -> Built:
         self._check_keeps(node, "OVER")
         kind, *ends = node.frame
-        before, after = (None if one is None else int(one) for one in (ends or (None, None)))
-        frame = (
-            ops.whole() if kind == "whole" else (ops.rows if kind == "rows" else ops.range_)(before, after)
-        )
+        make: Any = {"whole": ops.whole, "rows": ops.rows, "range": ops.range_}[str(kind)]
         order = _orders(node.order) if node.order else None
-        operator = ops.OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
+        calls = [_declared(one) for one in node.calls]
+        operator = ops.OverAggregate(calls, make(*ends), order_by=order)
         return self._applied("over", operator, [given], node, [node.key])
 
     def _check_keeps(self, node: ir.Node, what: str) -> None:
@@ -358,13 +360,6 @@ class Builder:
             return made
         schema = pa.schema([made.schema.field(name) for name in names])
         return made.then(made.stream.select(*map(quoted, names)), schema)
-
-    def materialized(self, root: ir.Node, keys: Sequence[str]) -> Built:
-        """The newest row of each key of a table, for rows that other columns identify."""
-        given = self.build(root)
-        if given.changes.identifies(keys):
-            return given
-        return self._applied("materialize", ops.UpsertMaterialize(), [given], root, [tuple(keys)])
 
     def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
         schema = pa.schema([pa.field(one.name, read_type(one.type, one.name)) for one in columns])

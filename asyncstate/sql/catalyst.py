@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from py4j.java_gateway import JavaObject
@@ -67,6 +67,8 @@ _CHANGING: Final = {
 """By the rule of Spark that evaluates it, what changes with time."""
 _OF_FUNCTION: Final = ("inputParam", "returnType", "expression", "query")
 _TIMES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ")
+_OF_PLAN: Final = re.compile(r"'|== SQL|JVM stacktrace|\s*(\+-|:-|at )")
+"""How lines begin that follow a message."""
 
 
 class Tree(JavaObject):  # type: ignore[misc]  # py4j has no types
@@ -123,7 +125,9 @@ class Catalyst:
         self._sessions = jvm.org.apache.spark.sql.classic.SparkSession
         self._lists = jvm.java.util.ArrayList
         self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
-        self._apply = _applying(jvm, spark.sparkContext._gateway)
+        load = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
+        self._apply = _applying(jvm, spark.sparkContext._gateway, load)
+        self._command = load("org.apache.spark.sql.catalyst.plans.logical.Command")
         self.functions: dict[str, str] = {}
         """The temporary functions that are SQL, by name what they are."""
         self._batches: list[tuple[int, Any]] | None = None
@@ -202,11 +206,6 @@ class Catalyst:
         with sql_errors(shown):
             return self.java.sessionState().sqlParser().parsePlan(text)
 
-    def is_command(self, parsed: Any) -> bool:
-        """Whether Spark would run a parsed statement as soon as it is analyzed."""
-        load = self.jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
-        return bool(load("org.apache.spark.sql.catalyst.plans.logical.Command").isInstance(parsed))
-
     def expression(self, text: str) -> Any:
         """The parsed expression."""
         return self.java.sessionState().sqlParser().parseExpression(text)
@@ -217,7 +216,16 @@ class Catalyst:
         return named(self.seq(names), parsed)
 
     def rows(self, plan: Any, text: str = "") -> DataFrame:
-        """A parsed or optimized plan as a DataFrame. Raises SqlError if the analyzer refuses it."""
+        """A parsed or optimized plan as a DataFrame. Raises SqlError if the analyzer refuses it, and for a command, as
+        Spark would run it at once."""
+        plans = [plan]
+        for one in plans:  # those below come later in the list
+            if self._command.isInstance(one) or str(one.nodeName()) == "InsertIntoStatement":
+                raise SqlError(
+                    f"{one.nodeName()} is no statement of a stream; use SELECT, CREATE VIEW, CREATE MATERIALIZED VIEW, "
+                    "INSERT INTO or EXPLAIN"
+                )
+            plans += items(one.children())
         with sql_errors(text):
             return DataFrame(
                 self.jvm.org.apache.spark.sql.classic.Dataset.ofRows(self.java, plan), self.session
@@ -307,9 +315,8 @@ def fixed_point(plan: Any, rules: Any, step: Any, rounds: int) -> Any:
     return plan
 
 
-def _applying(jvm: Any, gateway: Any) -> Any:
+def _applying(jvm: Any, gateway: Any, load: Any) -> Any:
     """A function of Scala, from a plan and a rule to what the rule makes of it: a round of rules is one call."""
-    load = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
     rule, node = (load(f"org.apache.spark.sql.catalyst.{name}") for name in ("rules.Rule", "trees.TreeNode"))
     kinds, order = gateway.new_array(jvm.java.lang.Class, 2), gateway.new_array(jvm.int, 2)
     kinds[0], kinds[1], order[0], order[1] = node, rule, 1, 0
@@ -353,11 +360,5 @@ def _last(rule: str) -> str:
 
 def _message(error: Exception, text: str) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    kept = []
-    for line in lines:
-        if line.startswith(("'", "+-", "JVM stacktrace", "== SQL")) or line.lstrip().startswith(
-            ("+-", ":-", "at ")
-        ):
-            break
-        kept.append(line.strip())
+    kept = [line.strip() for line in takewhile(lambda line: _OF_PLAN.match(line) is None, lines)]
     return f"{' '.join(kept) or type(error).__name__}{f' In: {text.strip()}' if text else ''}"

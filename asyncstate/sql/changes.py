@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -34,15 +34,15 @@ _TIMES: Final = re.compile("time|date", re.IGNORECASE)
 _VALID: Final = re.compile(r"\(`[^`]+` IS NOT NULL\)")
 
 
-def digests(root: ir.Node, lineage: Mapping[str, str]) -> dict[ir.Node, str]:
-    """A digest of each node and of all that its rows come from. ``lineage``: those of views that are kept."""
+def digests(plan: Compiled) -> dict[ir.Node, str]:
+    """A digest of each node and of all that its rows come from."""
     found: dict[ir.Node, str] = {}
-    for node in ir.walk(root):
+    for node in plan.nodes:
         if isinstance(node, ir.Kept):  # how long rows are kept changes no row
             found[node] = found[node.inputs[0]]
             continue
         own = ir.declared(node)
-        origin = lineage.get(node.source, "") if isinstance(node, ir.Scan) else ""
+        origin = plan.lineage.get(node.source, "") if isinstance(node, ir.Scan) else ""
         text = json.dumps([own, origin, [found[one] for one in node.inputs]], sort_keys=True)
         found[node] = hashlib.sha256(text.encode()).hexdigest()
     return found
@@ -65,11 +65,11 @@ def _computed(node: Node) -> list[Any]:
     return [*own, *map(_computed, node.inputs)]
 
 
-def in_local_time(root: ir.Node, views: Collection[str]) -> set[ir.Node]:
+def in_local_time(plan: Compiled, views: Collection[str]) -> set[ir.Node]:
     """The nodes whose rows may be others in another time zone of the session: those that compute something of times or
     dates, and all that read their rows. ``views``: those among the views that are kept."""
     found = set[ir.Node]()
-    for node in ir.walk(root):
+    for node in plan.nodes:
         is_view = isinstance(node, ir.Scan) and node.source in views
         if is_view or found.intersection(node.inputs) or any(map(partial(_is_of_time, node), _texts(node))):
             found.add(node)
@@ -94,16 +94,12 @@ class Operators:
     see ``in_local_time``."""
 
     def __init__(self, now: Compiled, old: Compiled | None, views: Collection[str] = ()) -> None:
-        assert now.root is not None
         self._now, self._old = now, old
-        self._nodes = list(ir.walk(now.root))
-        self._digests = digests(now.root, now.lineage)
-        has_old = old is not None and old.root is not None
-        self._old_nodes = list(ir.walk(old.root)) if has_old else []  # type: ignore[union-attr, arg-type]
-        self._old_digests = digests(old.root, old.lineage) if has_old else {}  # type: ignore[union-attr, arg-type]
+        self._nodes, self._old_nodes = ([] if one is None else one.nodes for one in (now, old))
+        self._digests, self._old_digests = ({} if one is None else digests(one) for one in (now, old))
         zone, was = (None if one is None else one.made_from.get(_ZONE) for one in (now, old))
         self._zones = f"{_ZONE} was {was}, is {zone}"
-        self._local = in_local_time(now.root, views) if zone != was and zone and was else set[ir.Node]()
+        self._local = in_local_time(now, views) if zone != was and zone and was else set[ir.Node]()
         self._changed: dict[str, str] = {}
         self.uids: dict[str, tuple[str, int]] = {}
         """By the uid of the first generation: the uid, and the number of the node."""

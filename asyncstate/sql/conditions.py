@@ -2,7 +2,7 @@
 
 Owns: ``arrow_condition``, of candidate rows of a join; ``is_met``, of a row and the match so far; ``COMPARED`` and
 ``COUNTED``, the words.
-Invariant: the answer is Spark's for every row: null is not known, and NaN equals itself and is the largest number.
+``COUNTED``, the words; ``EXACT``, types of values.
 Must not import Spark.
 """
 
@@ -26,6 +26,10 @@ COMPARED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 }
 FLIPPED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 """What is said with the sides exchanged."""
+EXACT: Final = {
+    *("tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp", "timestamp_ntz")
+}
+"""Types whose equal values are one value: of floats, 0.0 and -0.0 are two."""
 COUNTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -88,12 +92,9 @@ def _value(e: Any, row: Row, match: Any) -> Any:
         return row[parts[0]]
     if what == "of":
         return _of(row, match, *parts)
-    if what == "and":
-        found = [_value(one, row, match) for one in parts]
-        return False if False in found else None if None in found else True
-    if what == "or":
-        found = [_value(one, row, match) for one in parts]
-        return True if True in found else None if None in found else False
+    if what in ("and", "or"):
+        found, decides = [_value(one, row, match) for one in parts], what == "or"
+        return decides if decides in found else None if None in found else not decides
     values = [
         _value(one, row, match) for one in parts[: 1 if what in ("not", "null", "valid", "cast") else 2]
     ]

@@ -1,36 +1,29 @@
 """A compiled query as text.
 
-Owns: ``explained``.
+Owns: ``explained``; ``said``, of one node.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncstate.sql import ir
-
-if TYPE_CHECKING:
-    from asyncstate.sql.statements import Compiled
 
 _WITHOUT_LITERALS = {"avg", "count", "match_number", "max", "min", "sum"}
 """Functions whose number, in MATCH_RECOGNIZE, means nothing."""
 _HIDDEN = {"inputs", "columns", "sql", "rows"}
 
 
-def explained(compiled: Compiled) -> str:
-    """The nodes, each with what it reads, the part of the statement that it comes from, and warnings."""
-    assert compiled.root is not None
-    nodes = list(ir.walk(compiled.root))
-    numbers = {node: number for number, node in enumerate(nodes, 1)}
-    lines = [_line(node, numbers) for node in nodes]
-    return "\n".join([*lines, *(f"note: {note}" for note in compiled.notes)])
-
-
-def _line(node: ir.Node, numbers: dict[ir.Node, int]) -> str:
-    read = f" of {', '.join(str(numbers[one]) for one in node.inputs)}" if node.inputs else ""
-    return f"{numbers[node]:3} {said(node, read)}"
+def explained(nodes: Sequence[ir.Node], notes: Sequence[str]) -> str:
+    """The nodes, each with what it reads, the part of the statement that it comes from, and notes."""
+    numbers, lines = {node: str(number) for number, node in enumerate(nodes, 1)}, list[str]()
+    for node, number in numbers.items():
+        read = f" of {', '.join(numbers[one] for one in node.inputs)}" if node.inputs else ""
+        lines.append(f"{number:>3} {said(node, read)}")
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 
 
 def said(node: ir.Node, read: str = "") -> str:
@@ -41,17 +34,13 @@ def said(node: ir.Node, read: str = "") -> str:
             given = values.pop(name)
             made = zip(given, node.names[len(node.names) - len(given) :], strict=True)
             values["columns"] = tuple(one if one == new else f"{one} AS {new}" for one, new in made)
-    parts = [_said(name, value) for name, value in values.items()]
+    parts = []
+    for name, value in values.items():
+        if value not in (None, (), False, 0, ""):
+            several = value if isinstance(value, tuple) else (value,)
+            parts.append(f"{name} {', '.join(map(_part, several))}")
     source = f"  -- {node.sql}" if node.sql else ""
-    return f"{type(node).__name__}{read}: {'; '.join(filter(None, parts))}{source}"
-
-
-def _said(name: str, value: Any) -> str:
-    if value in (None, (), False, 0, ""):
-        return ""
-    if isinstance(value, tuple):
-        return f"{name} {', '.join(map(_part, value))}"
-    return f"{name} {value}"
+    return f"{type(node).__name__}{read}: {'; '.join(parts)}{source}"
 
 
 def _part(value: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
@@ -47,7 +47,8 @@ NESTED: Final = ("array<", "map<", "struct<")
 """How the texts of nested types begin."""
 _UNTYPED: Final = ("NULL", "ARRAY()", "MAP()")
 _FAILS: Final = re.compile(r'"(?:failOnError|ansiEnabled)":(\w+)')
-_ID: Final = re.compile(r"#\d+L?")
+ID: Final = re.compile(r"#\d+L?")
+"""The number of a column in the texts of Catalyst."""
 _COALESCE_OF_ONE: Final = re.compile(r"\bcoalesce\((\w+)\)")
 
 
@@ -165,10 +166,8 @@ class Expressions:
         self._texts: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
         self._retyped = False
-        self.volatile: list[Any] = []
-        """Expressions whose value differs from one evaluation to the next."""
-        self.varying: set[str] = set()
-        """Their texts."""
+        self.varying: dict[str, Any] = {}
+        """Expressions whose value differs from one evaluation to the next, by their texts."""
 
     def generator(self, expression: Any, names: Mapping[int, str], replaced: Mapping[int, str]) -> str:
         """The text of a generator, of which only the arguments are checked."""
@@ -180,33 +179,20 @@ class Expressions:
         self, expression: Any, names: Mapping[int, str], replaced: Mapping[int, str] | None = None
     ) -> str:
         """The expression over columns with these names; ``replaced``: the texts of aggregates and subqueries, by id."""
-        volatile = not expression.deterministic()
-        if volatile:
-            self.volatile.append(expression)
+        is_varying = not expression.deterministic()
         self._retyped = False
         made = self._rebuilt(expression, names, replaced or {})
         found = _with_lambdas(str(made.sql()))
-        if volatile:
-            self.varying.add(found)
-        probe = {own: self._probe(own) for own in replaced or {}}
+        if is_varying:
+            self.varying.setdefault(found, expression)
+        probe: dict[int, str | None] = dict.fromkeys(replaced or {})
         if replaced:  # what is checked has columns in place of aggregates and subqueries
             made = self._rebuilt(expression, names, probe)
         checked = _with_lambdas(str(made.sql())) if replaced else found
         # A random function gets another seed each time it is read, so there is nothing to compare.
-        if kind_of(made) != "AttributeReference" and checked not in self._texts and not volatile:
+        if kind_of(made) != "AttributeReference" and checked not in self._texts and not is_varying:
             self._texts[checked] = self._rebuilt(expression, names, probe, False) if self._retyped else made
         return found
-
-    def _probe(self, own: int) -> Callable[[Any], Any]:
-        """Makes a column of the type of the expression that is replaced."""
-
-        def column(expression: Any) -> Any:
-            name, kind = f"replaced_{own}", expression.dataType()
-            self._columns[name] = kind
-            new, catalyst = self._x.NamedExpression.newExprId(), self._catalyst
-            return self._x.AttributeReference(name, kind, True, catalyst.no_metadata, new, catalyst.seq([]))
-
-        return column
 
     def read(self, text: str) -> Any:
         """The expression that a text of ours is, parsed only."""
@@ -236,7 +222,7 @@ class Expressions:
             raise SqlError(f"the texts of the statement became {kind_of(plan)}; write it in another way")
         with self._catalyst.active():
             for text, again in zip(texts, items(plan.projectList()), strict=True):
-                mine, other = _shape(self._texts[text]), _shape(self._rebuilt(again, None, {}))
+                mine, other = _shape(self._texts[text]), _shape(self._rebuilt(again, None, {}, False))
                 if mine != other:
                     raise SqlError(
                         f"{text}: Spark reads this text as {other}, and the statement has {mine}; write it in "
@@ -244,7 +230,7 @@ class Expressions:
                     )
 
     def _rebuilt(
-        self, e: Any, names: Mapping[int, str] | None, replaced: Mapping[int, Any], typed: bool = True
+        self, e: Any, names: Mapping[int, str] | None, replaced: Mapping[int, str | None], typed: bool = True
     ) -> Any:
         """With our names of columns (None: as they are), and ``typed`` literals: with a CAST where the text of a
         literal loses its type."""
@@ -254,15 +240,15 @@ class Expressions:
                 return e
             own = id_of(e)
             if own in replaced:
-                return self._replacement(e, replaced[own])
+                return self._replacement(e, own, replaced)
             if own not in names:
                 raise refusal(f"{e.toString()} is not a column here", "report this statement", e)
             self._columns[names[own]] = e.dataType()
             return e.withName(names[own]).withQualifier(self._catalyst.seq([]))
         if kind == "AggregateExpression":
-            return self._replacement(e, replaced[int(e.resultId().id())])
+            return self._replacement(e, int(e.resultId().id()), replaced)
         if kind == "ScalarSubquery" and id_of(e) in replaced:
-            return self._replacement(e, replaced[id_of(e)])
+            return self._replacement(e, id_of(e), replaced)
         if kind in _SUBQUERIES:
             raise refusal(f"a subquery ({kind}) stays in an expression", "write it as a join", e)
         if kind in _TRANSPARENT or (
@@ -272,25 +258,25 @@ class Expressions:
         if kind == "PreciseTimestampConversion":
             inner = self._rebuilt(e.child(), names, replaced, typed)
             return self._x.UnixMicros(inner) if type_of(e) == "bigint" else self._x.MicrosToTimestamp(inner)
-        if kind == "NamedLambdaVariable" and typed and names is not None:
+        if kind == "NamedLambdaVariable" and typed:
             self._retyped = True
             return self.read(quoted(str(e.name())))
-        if kind in _OR_NULL and typed and names is not None and self._is_null_where_it_fails(e, kind):
+        if kind in _OR_NULL and typed and self._is_null_where_it_fails(e, kind):
             name, of = _OR_NULL[kind], children(e)
             if kind_of(of[0]) == "StringSplitSQL":
                 name, of = "split_part", (*children(of[0]), of[1])
             self._retyped = True
             given = ", ".join(str(self._rebuilt(one, names, replaced).sql()) for one in of)
             return self.read(f"{name}({given}{f' AS {e.dataType().sql()}' if kind == 'Cast' else ''})")
-        if kind in ("Cast", "Literal") and typed and names is not None and type_of(e).startswith(NESTED):
+        if kind in ("Cast", "Literal") and typed and type_of(e).startswith(NESTED):
             given = str((self._rebuilt(e.child(), names, replaced) if kind == "Cast" else e).sql())
             if kind == "Cast" or given in _UNTYPED:  # Spark leaves out casts to such types
                 self._retyped = True
                 return self._x.PrettyAttribute(f"CAST({given} AS {type_of(e)})", e.dataType())
-        if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
+        if kind == "Literal" and typed and type_of(e).startswith("decimal"):
             self._retyped = True
             return self.read(f"CAST({e.sql()} AS {e.dataType().sql()})")
-        if kind == "Literal" and typed and names is not None and self._is_another_time(e):
+        if kind == "Literal" and typed and self._is_another_time(e):
             self._retyped = True
             return self.read(f"timestamp_micros({e.value()}L)")
         parts = children(e)
@@ -317,8 +303,15 @@ class Expressions:
             return False
         return bool(self.read(str(literal.sql())).value() != literal.value())
 
-    def _replacement(self, e: Any, given: Any) -> Any:
-        return self.read(given) if isinstance(given, str) else given(e)
+    def _replacement(self, e: Any, own: int, replaced: Mapping[int, str | None]) -> Any:
+        """What is in place of an aggregate or a subquery: its text, or without one a column of its type."""
+        text = replaced[own]
+        if text is not None:
+            return self.read(text)
+        name, kind, catalyst = f"replaced_{own}", e.dataType(), self._catalyst
+        self._columns[name] = kind
+        new = self._x.NamedExpression.newExprId()
+        return self._x.AttributeReference(name, kind, True, catalyst.no_metadata, new, catalyst.seq([]))
 
 
 def _with_lambdas(text: str) -> str:
@@ -338,6 +331,6 @@ def _with_lambdas(text: str) -> str:
 def _shape(expression: Any) -> str:
     """The expression, its type and which parts of it may fail, without ids. Spark leaves a coalesce of one column where
     the others are not needed, and drops it when it reads that again."""
-    text = _COALESCE_OF_ONE.sub(r"\1", _ID.sub("", str(expression.toString()))).replace("try_cast(", "cast(")
+    text = _COALESCE_OF_ONE.sub(r"\1", ID.sub("", str(expression.toString()))).replace("try_cast(", "cast(")
     fails = " ".join(_FAILS.findall(str(expression.toJSON())))
     return f"{text}: {type_of(expression)}{f', of which parts may fail: {fails}' if 'false' in fails else ''}"

@@ -9,9 +9,7 @@ Must not import Spark or operators.
 from __future__ import annotations
 
 import base64
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Final
 
@@ -20,7 +18,6 @@ import pyarrow as pa
 from asyncstate.codec.times import in_utc
 
 FORMAT: Final = 2
-_ID: Final = re.compile(r"#\d+L?")
 WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
@@ -78,6 +75,11 @@ class Node:
     def type_of(self, name: str) -> str:
         """The type of one of its columns, as Spark DDL text."""
         return next(column.type for column in self.columns if column.name == name)
+
+    def where(self, conditions: Iterable[str]) -> Node:
+        """Its rows for which all conditions are true."""
+        texts = tuple(conditions)
+        return Filter(inputs=(self,), columns=self.columns, conditions=texts) if texts else self
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -291,24 +293,18 @@ class Over(Node):
 _NESTED: Final[Mapping[str, type]] = {"columns": Column, "calls": Call, "order": Order}
 
 
-def walk(root: Node) -> Iterator[Node]:
-    """All nodes, each once, inputs first."""
-    seen: set[Node] = set()
-
-    def visit(node: Node) -> Iterator[Node]:
-        if node in seen:
-            return
-        seen.add(node)
-        for one in node.inputs:
-            yield from visit(one)
-        yield node
-
-    yield from visit(root)
+def walk(root: Node, seen: set[Node] | None = None) -> Iterator[Node]:
+    """All nodes, each once, inputs first; without those that were ``seen``."""
+    seen = set() if seen is None else seen
+    if root not in seen:
+        seen.add(root)
+        for one in root.inputs:
+            yield from walk(one, seen)
+        yield root
 
 
-def to_json(root: Node) -> list[dict[str, Any]]:
-    """The plan, inputs first; the last node is ``root``."""
-    nodes = list(walk(root))
+def to_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """The nodes of a plan, as ``walk`` has them."""
     return [{"node": type(node).__name__, **_fields(node, nodes)} for node in nodes]
 
 
@@ -361,18 +357,3 @@ def _value(name: str, value: Any) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-class Named:
-    """Unique names of columns, whatever the case of their letters. Those of one base are numbered by their first
-    appearance, so that a column that is added to a statement changes few names of others."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def of(self, base: str) -> str:
-        """A name that begins like ``base``, without the numbers that Spark 4.0 gives to the columns of a compilation: a
-        statement that is compiled again has the same names."""
-        start = "".join(c if c.isalnum() or c == "_" else "_" for c in _ID.sub("", base))[:40]
-        self._counts[start.lower()] += 1
-        return f"{start}_{self._counts[start.lower()] - 1}"

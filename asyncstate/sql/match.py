@@ -9,9 +9,8 @@ Source: ISO/IEC 19075-5, and Flink's MATCH_RECOGNIZE.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructField, StructType
@@ -23,7 +22,7 @@ from asyncstate.sql import ir
 from asyncstate.sql.build import skip_of
 from asyncstate.sql.catalyst import items, sql_errors
 from asyncstate.sql.expressions import id_of, ids_in, kind_of, type_of, walk
-from asyncstate.sql.residual import ResidualReader
+from asyncstate.sql.join_conditions import ResidualReader
 from asyncstate.sql.rows import Given, Read
 from asyncstate.sql_words import Words, unquoted
 
@@ -58,14 +57,14 @@ class Value:
 @dataclass(frozen=True)
 class MatchOf:
     """The clauses. ``define``: by variable the column of its condition, or a text over columns and ``looked``;
-    ``measures``: by the names of their columns; ``schema``: of the columns and of both, as JSON."""
+    ``looked`` and ``measures``: with the names of their columns; ``schema``: of the columns and of both."""
 
     order: tuple[ir.Order, ...]
     pattern: str
     define: tuple[tuple[str, str, bool], ...]
-    looked: tuple[tuple[str, Value], ...]
-    measures: tuple[tuple[str, Value], ...]
-    schema: str
+    looked: tuple[tuple[Value, str], ...]
+    measures: tuple[tuple[Value, str], ...]
+    schema: StructType
     within: int | None
     after: tuple[str, ...]
 
@@ -73,13 +72,13 @@ class MatchOf:
 @dataclass
 class _Clause:
     """The reading of MEASURES or DEFINE. ``variables``: how many rows are before each at least; ``columns``: computed
-    of each row, by their texts; ``values``: by their names in the text; ``used``: how many there are."""
+    of each row, by their texts; ``values``: their names in the text; ``used``: how many there are."""
 
     words: Words
     time: str
     variables: Mapping[str, int]
     columns: dict[str, str]
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[Value, str] = field(default_factory=dict)
     used: int = 0
 
     def column(self, text: str) -> str:
@@ -88,12 +87,8 @@ class _Clause:
 
     def value(self, value: Value) -> str:
         """The text of a value."""
-        known = next(
-            (name for name, one in self.values.items() if one == value), f"__value_{len(self.values)}"
-        )
-        self.values[known] = value
         self.used += 1
-        return quoted(known)
+        return quoted(self.values.setdefault(value, f"__value_{len(self.values)}"))
 
     def text(self, begin: int, end: int, own: str | None = None) -> str:
         """An expression with columns in place of values; ``own``: the variable that it defines."""
@@ -216,13 +211,16 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
     query = f"{lines}SELECT *{extra} FROM ({given.lstrip()})"
     schema = syntax.schema_of(query)
     named = {one.name.lower(): one for one in schema}
-    unknown = [one for one in (*key, *(column.column for column in order)) if one not in named]
-    if unknown or order[0].descending or any(word != "AS" or not name for _, name, word in results):
+    wrong = [one for one in (*key, *(column.column for column in order)) if one not in named]
+    defined = [variable for variable, _, _ in conditions]
+    wrong += [f"{one} twice in DEFINE" for one in dict.fromkeys(defined) if defined.count(one) > 1]
+    if wrong or order[0].descending or any(word != "AS" or not name for _, name, word in results):
         raise words.refusal(
-            *(at, close + 1, f"{', '.join(unknown) or 'a clause'} in MATCH_RECOGNIZE"),
-            "give PARTITION BY k, ORDER BY time and MEASURES value AS name over columns of the table",
+            *(at, close + 1, f"{', '.join(wrong) or 'a clause'} in MATCH_RECOGNIZE"),
+            "give PARTITION BY k, ORDER BY time, MEASURES value AS name and one condition of each variable, over "
+            "columns of the table",
         )
-    for one in shown.values.values():
+    for one in shown.values:
         if one.separator is not None and named[one.column or ""].dataType.typeName() != "string":
             raise words.refusal(
                 at,
@@ -232,12 +230,12 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
             )
     types = [_types(syntax, schema, one.values) for one in (shown, define)]
     match = MatchOf(
-        tuple(ir.Order(named[one.column].name, one.descending, one.nulls_first) for one in order[1:]),
+        tuple(replace(one, column=named[one.column].name) for one in order[1:]),
         pattern,
         tuple(conditions),
         tuple(define.values.items()),
         tuple(shown.values.items()),
-        StructType([*schema, *types[1]]).json(),
+        StructType([*schema, *types[1]]),
         within,
         after,
     )
@@ -264,7 +262,7 @@ def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
         raise words.refusal(
             first, after, "this after ONE ROW PER MATCH", "write AFTER MATCH SKIP ... there, or nothing"
         )
-    lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if one not in ranges]
+    lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if not range(*ranges.get(one, (0, 0)))]
     refused = [one for one in ("ALL ROWS", "SUBSET") if one in ranges]
     if lacks or refused or len(ranges) < len(found) or (found and found[0][0] != begin):
         what = (
@@ -313,20 +311,15 @@ def _depth(pattern: Any, before: int, found: dict[str, int]) -> int:
     return total
 
 
-def _types(syntax: Syntax, schema: StructType, values: Mapping[str, Value]) -> list[StructField]:
+def _types(syntax: Syntax, schema: StructType, values: Mapping[Value, str]) -> list[StructField]:
     """The columns in place of values."""
     texts = []
-    for name, one in values.items():
-        column = "1" if one.column is None else quoted(one.column)
-        is_count = one.function in ("count", "match_number")
-        made = one.function in ("sum", "avg", "min", "max")
-        text = (
-            "CAST(1 AS BIGINT)"
-            if is_count
-            else f"{one.function}({column})"
-            if made
-            else f"any_value({column})"
-        )
+    for one, name in values.items():
+        text = f"any_value({quoted(str(one.column))})"
+        if one.function in ("count", "match_number"):
+            text = "CAST(1 AS BIGINT)"
+        elif one.function in ("sum", "avg", "min", "max"):
+            text = f"{one.function}({quoted(str(one.column))})"
         texts.append(f"{text} AS {quoted(name)}")
     with sql_errors():
         found = syntax.catalyst.no_rows(schema).selectExpr("count(*) AS __rows", *texts).schema
@@ -337,7 +330,7 @@ def read_match(
     reader: Reader, node: ir.Node, own: dict[str, str], part: Part, types: Mapping[str, str]
 ) -> ir.Node:
     """The operator over the rows of the part's query, and in ``own`` the names of its columns; ``types``: of them."""
-    match, calls = part.match, list[ir.Call]()
+    match, calls = part.match, dict[str, ir.Call]()
     assert match is not None
     assert part.time is not None
     rows, conditions = _looking(reader, match, node, own)
@@ -345,31 +338,28 @@ def read_match(
     define = tuple(
         (variable, looks, next(trees) if looks else own[text]) for variable, text, looks in match.define
     )
-    for _, value in match.measures:
+    for value, name in match.measures:
         column = () if value.column is None else (own[value.column],)
         literal = value.offset if value.separator is None else value.separator
         made = reader.fresh("measure")
-        call = ir.Call(made, value.function, column, value.distinct, value.variable, (literal,))
-        calls.append(call)
+        calls[name] = ir.Call(made, value.function, column, value.distinct, value.variable, (literal,))
     key = tuple(own[name] for name in part.key)
     columns = [ir.Column(name, rows.type_of(name)) for name in key]
-    columns += [
-        ir.Column(one.name, types[name]) for one, (name, _) in zip(calls, match.measures, strict=True)
-    ]
+    columns += [ir.Column(one.name, types[name]) for name, one in calls.items()]
     found = ir.Match(
         inputs=(rows,),
         columns=tuple(columns),
         key=key,
         time=own[part.time],
-        order=tuple(ir.Order(own[one.column], one.descending, one.nulls_first) for one in match.order),
+        order=tuple(replace(one, column=own[one.column]) for one in match.order),
         pattern=match.pattern,
         define=define,
-        calls=tuple(calls),
+        calls=tuple(calls.values()),
         within=match.within,
         after=match.after,
         sql=part.place,
     )
-    own |= {name: one.name for one, (name, _) in zip(calls, match.measures, strict=True)}
+    own |= {name: one.name for name, one in calls.items()}
     return found
 
 
@@ -377,8 +367,8 @@ def columns_read(match: MatchOf) -> set[str]:
     """The columns of the query that the clauses read."""
     texts = [text for _, text, looks in match.define if looks]
     words = {unquoted(word) for text in texts for word in Words(text).words}
-    found = {one.name for one in StructType.fromJson(json.loads(match.schema)) if one.name.lower() in words}
-    found |= {value.column for _, value in (*match.looked, *match.measures) if value.column is not None}
+    found = {one.name for one in match.schema if one.name.lower() in words}
+    found |= {value.column for value, _ in (*match.looked, *match.measures) if value.column is not None}
     return (
         found | {one.column for one in match.order} | {text for _, text, looks in match.define if not looks}
     )
@@ -391,17 +381,12 @@ def _looking(reader: Reader, match: MatchOf, node: ir.Node, own: dict[str, str])
         return node, []
     catalyst = reader.catalyst
     with sql_errors():
-        made = catalyst.no_rows(StructType.fromJson(json.loads(match.schema))).selectExpr(*texts)
+        made = catalyst.no_rows(match.schema).selectExpr(*texts)
     plan = catalyst.optimized(made._jdf.queryExecution().analyzed())
     found = [one.child() if kind_of(one) == "Alias" else one for one in items(plan.projectList())]
-    values = dict(match.looked)
-    columns = {
-        id_of(part): str(part.name())
-        for e in found
-        for part in walk(e)
-        if kind_of(part) == "AttributeReference"
-    }
-    names = {one: own[name] for one, name in columns.items() if name not in values}
+    values = {name: value for value, name in match.looked}
+    read = [part for e in found for part in walk(e) if kind_of(part) == "AttributeReference"]
+    names = {id_of(one): own[str(one.name())] for one in read if str(one.name()) not in values}
     given = Given(reader, Read(node, names))
     looking = _Looking([given], [set(names)])
     looking.values, looking.own = values, own

@@ -14,27 +14,29 @@ from asyncstate.sql import ir
 from asyncstate.sql.aggregates import Calls
 from asyncstate.sql.catalyst import items
 from asyncstate.sql.expressions import children, id_of, ids_in, kind_of, refusal, type_of
-from asyncstate.sql.intervals import has_one_length
+from asyncstate.sql.join_conditions import DAY_US, has_one_length
 from asyncstate.sql.rows import Given, Needed, Read
 
 if TYPE_CHECKING:
     from asyncstate.sql.plans import Reader
 
+RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _OFFSETS: Final = {"Lag": "lag", "Lead": "lead"}
 _WITHOUT_FRAME: Final = {
-    "RowNumber": "row_number",
-    "Rank": "rank",
-    "DenseRank": "dense_rank",
+    **RANKS,
     "PercentRank": "percent_rank",
     "CumeDist": "cume_dist",
     "NTile": "ntile",
     **_OFFSETS,
 }
-_PLACES: Final = {"First": "first_in_frame", "Last": "last_in_frame", "AnyValue": "first_in_frame"}
-_FUNCTIONS: Final = {**_WITHOUT_FRAME, **_PLACES, "NthValue": "nth_value"}
-_NULLS: Final = (*_PLACES, *_OFFSETS, "NthValue")
+_OF_FRAME: Final = {
+    "First": "first_in_frame",
+    "Last": "last_in_frame",
+    "AnyValue": "first_in_frame",
+    "NthValue": "nth_value",
+}
+_FUNCTIONS: Final = {**_WITHOUT_FRAME, **_OF_FRAME}
 _PYTHON: Final = ("boolean", "int", "bigint", "double", "string")
-_DAY: Final = 86_400_000_000
 Frame = tuple[str | int | None, ...]
 
 
@@ -90,30 +92,31 @@ def _call(alias: Any, calls: Calls) -> str:
     kind = kind_of(function)
     if kind == "AggregateExpression":
         inner = function.aggregateFunction()
-        if kind_of(inner) not in _PLACES and kind_of(inner) != "NthValue":
+        if kind_of(inner) not in _OF_FRAME:
             return calls.aggregate(function)
         if function.filter().isDefined():
             raise refusal("FILTER of a value of the frame", "put the condition into CASE", function)
         function, kind = inner, kind_of(inner)
     columns, numbers, offset = list[Any](), list[Any](), 0
-    if kind in _PLACES or kind == "NthValue":
+    if kind in _OF_FRAME:
         columns = [children(function)[0]]
-        numbers = [] if kind in _PLACES else [int(function.offset().toString())]
+        numbers = [int(function.offset().toString())] if kind == "NthValue" else []
     elif kind in _OFFSETS:
         offset = int((function.inputOffset() if kind == "Lag" else function.offset()).toString())
         columns, numbers = [function.input()], [abs(offset), _default(function)]
     elif kind == "NTile":
         numbers = [int(function.buckets().toString())]
-    if kind in _NULLS:
-        numbers.append("true" in str(function.ignoreNulls()).lower())
-    if kind not in _FUNCTIONS:
+    elif kind not in _FUNCTIONS:
         raise refusal(
             f"{function.prettyName()}() OVER has no operator", "use an aggregate or a ranking", function
         )
-    given = map(calls.given.argument, columns)
+    if columns:
+        numbers.append("true" in str(function.ignoreNulls()).lower())
+    own = _FUNCTIONS[kind]
     if offset < 0:
-        kind = "Lead" if kind == "Lag" else "Lag"
-    return calls.call(_FUNCTIONS[kind], type_of(function), *given, numbers=tuple(numbers))
+        own = "lead" if kind == "Lag" else "lag"
+    read = tuple(map(calls.given.argument, columns))
+    return calls.call(type_of(function), ir.Call("", own, read, numbers=tuple(numbers)))
 
 
 def _default(function: Any) -> Any:
@@ -136,7 +139,7 @@ def _frame(reader: Reader, alias: Any) -> Frame:
         return "rows", None, 0
     kind = "range" if frame.frameType().toString().startswith("Range") else "rows"
     order = items(over.windowSpec().orderSpec())
-    unit = _DAY if kind == "range" and _is_by_date(order) else 1
+    unit = DAY_US if kind == "range" and _is_by_date(order) else 1
     before, after = _end(frame.lower(), over, unit), _end(frame.upper(), over, unit)
     is_by_time = kind == "range" and [type_of(one.child()) for one in order] == ["timestamp"]
     if is_by_time and not all(has_one_length(reader, end or 0, "timestamp") for end in (before, after)):

@@ -13,9 +13,9 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
 from asyncstate.sql.expressions import conjuncts, id_of, ids_in, kind_of, refusal, type_of
-from asyncstate.sql.intervals import by_time
+from asyncstate.sql.join_conditions import by_time, equalities
 from asyncstate.sql.match import columns_read, read_match
-from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
+from asyncstate.sql.rows import Given, Needed, Read, own_name, source_of
 from asyncstate.sql.syntax import Part
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
         versions = _picked(reader, *_rows(reader, part, set(map(own_name, read.values()))), read.values())
         found = temporal_join(given, versions, how, keys, times, part.place)
     names = [*left.node.names, *(found.names[id_of(one)] for one in wanted)]
-    return found.where(reader.text(one, found.names) for one in rest).only(list(dict.fromkeys(names)))
+    return reader.filtered(found, rest).only(list(dict.fromkeys(names)))
 
 
 def _own(filters: Sequence[Any], left: Any, pairs: Sequence[Any]) -> list[Any]:

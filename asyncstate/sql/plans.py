@@ -9,7 +9,8 @@ gives the same plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -24,9 +25,11 @@ from asyncstate.sql import ir
 from asyncstate.sql.aggregates import read_aggregate
 from asyncstate.sql.build import LookupTable
 from asyncstate.sql.catalyst import CLOCK, Catalyst, items, option, sql_errors
-from asyncstate.sql.conditions import FLIPPED
+from asyncstate.sql.conditions import EXACT, FLIPPED
 from asyncstate.sql.expressions import (
     COMPARISONS,
+    ID,
+    NESTED,
     Expressions,
     children,
     conjuncts,
@@ -41,11 +44,10 @@ from asyncstate.sql.expressions import (
     type_of,
     walk,
 )
-from asyncstate.sql.intervals import interval_join, interval_of
-from asyncstate.sql.over import read_over, window_functions
+from asyncstate.sql.join_conditions import ResidualReader, equalities, interval_join, interval_of
+from asyncstate.sql.over import RANKS, read_over, window_functions
 from asyncstate.sql.parts import as_of_join, read_part, temporal_join
-from asyncstate.sql.residual import ResidualReader
-from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
+from asyncstate.sql.rows import Given, Needed, Read, own_name, source_of
 from asyncstate.sql.syntax import Syntax
 
 _CONSTANT_ROWS_MAX: Final = 100_000
@@ -61,15 +63,11 @@ _JOINS: Final = {
 }
 _STATELESS: Final = (("inner", "right"), ("inner", "left", "semi", "anti"))
 """The joins of constant rows, at the left and the right side, that need no state."""
-_RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _SHARED: Final = {"Aggregate", "Join", "Window"}
 _CUTS: Final = {"Aggregate", "Expand", "Project"}
 _PASSING: Final = {"Filter", "Join", "Window"}
 """Nodes that read the columns that are read of them, and some more."""
-_ORDERED: Final = {
-    *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
-    *("string", "date", "timestamp", "timestamp_ntz"),
-}
+_ORDERED: Final = {*EXACT, "float", "double"}
 _RISING: Final = {
     *("ScalarSubquery", "Literal", "Cast", "UnaryMinus", "TruncDate", "TruncTimestamp", "AddMonths"),
     *("TimeAdd", "TimestampAddInterval", "TimestampAddYMInterval"),
@@ -77,7 +75,6 @@ _RISING: Final = {
 }
 """Expressions that rise with a time, but for the hours of summer time."""
 _TIMES: Final = ("date", "timestamp", "timestamp_ntz")
-_NESTED: Final = ("array", "map", "struct")
 _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
 
@@ -110,7 +107,7 @@ class Reader:
         self.expressions = Expressions(catalyst)
         self.text = self.expressions.text
         self.notes: list[str] = []
-        self._named = ir.Named()
+        self._counts: Counter[str] = Counter()  # of names, by their beginning
         self._names: dict[int, str] = {}
         self._made: dict[Any, tuple[Read, list[int]]] = {}  # by canonical plan, with the ids of its columns
         self.wider = wider
@@ -144,35 +141,33 @@ class Reader:
 
     # -- names and columns --------------------------------------------------------------------------------
 
+    def _unique(self, base: str) -> str:
+        """A name that begins like ``base``, without the numbers that Spark 4.0 gives to the columns of a compilation: a
+        statement that is compiled again has the same names. Those of one base, whatever the case of its letters, are
+        numbered by their first appearance: a column that is added to a statement changes few names of others."""
+        start = "".join(c if c.isalnum() or c == "_" else "_" for c in ID.sub("", base))[:40]
+        self._counts[start.lower()] += 1
+        return f"{start}_{self._counts[start.lower()] - 1}"
+
     def name(self, attribute: Any) -> str:
         """The name of a column, the same each time."""
         own = id_of(attribute)
         if own not in self._names:
-            self._names[own] = self._named.of(str(attribute.name()))
+            self._names[own] = self._unique(str(attribute.name()))
         return self._names[own]
 
     def fresh(self, what: str) -> str:
         """A name for a column that the statement does not have."""
-        return self._named.of(f"__{what}")
+        return self._unique(f"__{what}")
 
     def column(self, attribute: Any) -> ir.Column:
         """The column that is named after an attribute."""
         return ir.Column(self.name(attribute), type_of(attribute))
 
     @contextmanager
-    def raw_times(self, own: int, time: Any, plan: Any) -> Iterator[None]:
-        """Meanwhile a column of windows has the time that they are made of, wherever it is renamed in ``plan``."""
-        found, before = {own: time}, self._raw_times
-        while kind_of(plan) in ("Project", "Filter"):
-            for one in items(plan.projectList()) if kind_of(plan) == "Project" else ():
-                if (
-                    id_of(one) in found
-                    and kind_of(one) == "Alias"
-                    and kind_of(one.child()) == "AttributeReference"
-                ):
-                    found[id_of(one.child())] = time
-            plan = plan.child()
-        self._raw_times = found
+    def raw_times(self, windows: Iterable[int], time: Any) -> Iterator[None]:
+        """Meanwhile these columns of windows have the time that they are made of."""
+        before, self._raw_times = self._raw_times, dict.fromkeys(windows, time)
         try:
             yield
         finally:
@@ -353,15 +348,23 @@ class Reader:
             made[ir.Column(self.fresh("row"), "int")] = "1"
         return Read(ir.Project.of(below.node, made), names)
 
+    def _projected_by(self, read: Read, projects: Sequence[Any]) -> Read:
+        """The rows after projections, of which the last one comes first."""
+        for one in reversed(projects):
+            wanted = items(one.projectList())
+            joined, replaced = self.subqueries(read, wanted)
+            read = self.projected(joined, wanted, replaced)
+        return read
+
     def _filter(self, plan: Any, needed: Needed) -> Read:
         conditions = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, self._raw_times)]
         ranked = self._ranked(plan, conditions, needed)
         if ranked is not None:
             return ranked
         below = None if needed is None else needed | ids_in(plan.condition())
-        return self._filtered(self.plan(plan.child(), below), conditions)
+        return self.filtered(self.plan(plan.child(), below), conditions)
 
-    def _filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
+    def filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
         """The rows for which all conditions are true. Those without subqueries come first: they need no state."""
         read = self.streamed(read)
         read = read.where(self.text(one, read.names) for one in conditions if not _scalar_subqueries(one))
@@ -418,7 +421,7 @@ class Reader:
         if len(timed) != 1 or len(either) != len(own) + 1 or not own or not condition.deterministic():
             return None
         text = " OR ".join(f"({self.text(one, read.names)})" for one in own)
-        rest = self._filtered(read.where([f"NOT coalesce({text}, false)"]), conjuncts(timed[0]))
+        rest = self.filtered(read.where([f"NOT coalesce({text}, false)"]), conjuncts(timed[0]))
         node = ir.Union(inputs=(read.where([text]).node, rest.node), columns=read.node.columns)
         return Read(node, read.names)
 
@@ -475,36 +478,25 @@ class Reader:
         return self.plan(plan.child(), needed)
 
     _locallimit = _repartition = _repartitionbyexpression = _rebalancepartitions = _sort
-    _resolvedhint = _subqueryalias = _sort
-    _windowgrouplimit = _sort  # the filter of a ranking keeps no more
 
     def _globallimit(self, plan: Any, needed: Needed) -> Read:
         limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
-        # Where they optimize subqueries, Spark's own rules have pushed limits down.
         while kind_of(below) in ("LocalLimit", "Offset"):
             offset += int(below.offsetExpr().toString()) if kind_of(below) == "Offset" else 0
             below = below.child()
         if limit == 0:
             raise refusal("LIMIT 0 has no rows", "leave the query out", plan)
-        projects, node = [], below
-        while kind_of(node) in ("Project", "LocalLimit"):
-            projects += [node] if kind_of(node) == "Project" else []
-            node = node.child()
-        if kind_of(node) != "Sort":
-            child = self.plan(below, needed)
+        projects, node = _projections(below)
+        by = items(node.order()) if kind_of(node) == "Sort" else []
+        if by:
+            child = self.plan(node.child(), None)
+        else:
+            child, projects = self.plan(below, needed), []
             self.notes.append("LIMIT without ORDER BY keeps the rows that come first")
-            found: ir.Node = ir.Limit(
-                inputs=(child.node,), columns=child.node.columns, order=(), limit=limit, offset=offset
-            )
-            return Read(found, child.names)
-        child = self.plan(node.child(), None)
-        given = self.given(child, items(node.order()))
-        order, rows = given.order(items(node.order())), given.node()
+        given = self.given(child, by)
+        order, rows = given.order(by), given.node()
         found = ir.Limit(inputs=(rows,), columns=rows.columns, order=order, limit=limit, offset=offset)
-        read = Read(found, child.names).only(child.node.names)
-        for one in reversed(projects):
-            read = self.projected(read, items(one.projectList()), {})
-        return read
+        return self._projected_by(Read(found, child.names).only(child.node.names), projects)
 
     def _offset(self, plan: Any, _: Needed) -> Read:
         raise refusal("OFFSET without LIMIT", "give a LIMIT, too", plan)
@@ -562,7 +554,7 @@ class Reader:
             )
             return Read(node, names).only([one.name for one in made])
         text = self.expressions.generator(generator, child.names, replaced)
-        if plan.outer():
+        if plan.outer() and kind_of(generator) not in ("JsonTuple", "Stack"):  # which make rows of every row
             text = re.sub(r"^(\w+)\(", r"\1_outer(", text)
         columns = (*child.node.columns, *made)
         node = ir.Explode(
@@ -633,9 +625,7 @@ class Reader:
             sql=fragment(plan),
         )
         read = Read(joined if interval is None else interval_join(joined, interval), names)
-        if any(map(_scalar_subqueries, behind)):
-            return self._filtered(read, behind).only(kept)
-        return read.where(self.text(one, names) for one in behind).only(kept)
+        return self.filtered(read, behind).only(kept)
 
     def _join_key(self, pairs: Sequence[tuple[Any, Any, bool]], sides: Sequence[Given]) -> list[list[str]]:
         """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
@@ -706,17 +696,13 @@ class Reader:
             return None
         (alias,) = made
         own, order, ranked, projects = id_of(alias), items(window.orderSpec()), window.child(), list[Any]()
-        function = _RANKS.get(kind_of(alias.child().windowFunction()))
+        function = RANKS.get(kind_of(alias.child().windowFunction()))
         if function is None:
             return None
         if not order:  # of LIMIT in a correlated subquery, for which Spark sorts the rows before
-            while kind_of(ranked) == "Project":
-                projects.append(ranked)
-                ranked = ranked.child()
-            if kind_of(ranked) == "Sort":
-                order, ranked = items(ranked.order()), ranked.child()
-            else:
-                ranked, projects = window.child(), []
+            above, node = _projections(ranked)
+            if kind_of(node) == "Sort":
+                order, ranked, projects = items(node.order()), node.child(), above
         bounds = [(one, _bound(one, own)) for one in conditions]
         rest = [one for one, bound in bounds if bound is None]
         highest = [bound[1] for _, bound in bounds if bound is not None and bound[1] is not None]
@@ -735,12 +721,12 @@ class Reader:
             return None
         by = given.order(order)
         if not by:  # any rows are right
-            flat = [one for one in given.read.node.columns if one.type.split("<")[0] not in _NESTED]
+            flat = [one for one in given.read.node.columns if not one.type.startswith(NESTED)]
             by = tuple(ir.Order(one.name) for one in flat)
         key, rows = given.key(partition), given.node()
         number = self.name(alias) if numbered else None
         more = () if number is None else (ir.Column(number, "int"),)
-        node: ir.Node = ir.Rank(
+        node = ir.Rank(
             inputs=(rows,),
             columns=(*rows.columns, *more),
             key=key,
@@ -753,16 +739,21 @@ class Reader:
         )
         names = given.read.names if number is None else {**given.read.names, own: number}
         found = Read(node, names).only([*given.read.node.names, *(one.name for one in more)])
-        for one in reversed(projects):
-            found = self.projected(found, items(one.projectList()), {})
-        return self._filtered(found, rest)
+        return self.filtered(self._projected_by(found, projects), rest)
+
+
+def _projections(plan: Any) -> tuple[list[Any], Any]:
+    """The projections at the top of a plan, and what is below them."""
+    found = list[Any]()
+    while kind_of(plan) == "Project":
+        found.append(plan)
+        plan = plan.child()
+    return found, plan
 
 
 def _is_clock(plan: Any) -> bool:
     """Whether a subquery is the time of the micro-batch."""
-    while kind_of(plan) == "Project":
-        plan = plan.child()
-    return source_of(plan) == CLOCK
+    return source_of(_projections(plan)[1]) == CLOCK
 
 
 def _other_than_compared(node: Any) -> SqlError:
@@ -816,14 +807,9 @@ def _united(parts: Sequence[ir.Node], output: Sequence[Any]) -> Read:
 
 def _bound(condition: Any, own: int) -> tuple[int | None, int | None] | None:
     """The (lowest, highest) number that a condition on attribute ``own`` allows; None if it is another condition."""
-    kind = kind_of(condition)
-    if (
-        kind == "IsNotNull"
-        and kind_of(condition.child()) == "AttributeReference"
-        and id_of(condition.child()) == own
-    ):
+    if is_only_valid(condition, {own}):
         return None, None
-    sign = COMPARISONS.get(kind)
+    sign = COMPARISONS.get(kind_of(condition))
     if sign not in FLIPPED:
         return None
     a, b = condition.left(), condition.right()

@@ -1,30 +1,30 @@
 """Rules that find rankings in a compiled plan.
 
 Owns: ``best_rows``, rows that are joined with the largest or smallest value of their own group;
-``may_be_best_rows``; ``of_closed_windows``, rankings of windows that the watermark closes.
-Invariant: what is not certain to have the same rows is left as it is.
+``may_be_best_rows``; ``of_closed_windows``, rankings of windows that the watermark closes; ``origin_of``, where the
+rows and columns of a node come from; ``is_valid``.
+Invariant: what is not certain to have the same rows is left as it is. Two nodes with equal origins have the same rows:
+they read the same ones in the same way.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from asyncstate.dataflow.sql_text import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.conditions import FLIPPED
-from asyncstate.sql.lineage import called, is_valid, origin_of
+from asyncstate.sql.conditions import EXACT, FLIPPED
+from asyncstate.sql_words import Words, unquoted
 
 _COMPARED: Final = re.compile(r"\(`?(\w+)`? (>=|<=) `?(\w+)`?\)")
+_FIELD: Final = re.compile(r"\(*named_struct\('start', (`[^`]+`), 'end', (`[^`]+`)\)+\.`?(start|end)`?")
 _BEST: Final = {"max": ("=", ">="), "min": ("=", "<=")}
 """How a value is compared with the best one, if it is to be that."""
-_ORDERED: Final = {
-    *("tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp", "timestamp_ntz")
-}
-"""Types whose equal values are one value: of floats, 0.0 and -0.0 are two."""
 
 
 def best_rows(join: ir.Node, conditions: Sequence[str] = ()) -> ir.Node | None:
@@ -37,9 +37,9 @@ def best_rows(join: ir.Node, conditions: Sequence[str] = ()) -> ir.Node | None:
     return found or (_best_rows(join, conditions, *two, *one) if join.how == "inner" else None)
 
 
-def may_be_best_rows(root: ir.Node) -> bool:
+def may_be_best_rows(nodes: Sequence[ir.Node]) -> bool:
     """Whether a plan has a ranking that ``best_rows`` may have made, and that forgets no rows by itself."""
-    ranks = [node for node in ir.walk(root) if isinstance(node, ir.Rank) and not node.windows]
+    ranks = [node for node in nodes if isinstance(node, ir.Rank) and not node.windows]
     return any(rank.function == "rank" and rank.limit == 1 and rank.number is None for rank in ranks)
 
 
@@ -82,7 +82,7 @@ def _best_rows(
     checked = {is_valid(left.columns[one]): one for one in not_null}
     if (
         not functions
-        or rows.type_of(value).split("(")[0] not in _ORDERED
+        or rows.type_of(value).split("(")[0] not in EXACT
         or (sign == "=" and join.null_safe)
         or left.rows != group_rows
         or left.conditions - set(checked) != group_conditions - set(checked)
@@ -102,17 +102,13 @@ def _best_rows(
         function="rank",
         sql=join.sql,
     )
-    ranked = of_closed_windows(rank) or rank
-    may_be_null = [one for one in not_null if left.columns[one] not in left.valid]
     nulls = [
-        is_valid(quoted(one)) for one in may_be_null if is_valid(left.columns[one]) not in left.conditions
+        is_valid(quoted(one))
+        for one in not_null
+        if left.columns[one] not in left.valid and is_valid(left.columns[one]) not in left.conditions
     ]
-    if nulls:
-        ranked = ir.Filter(inputs=(ranked,), columns=ranked.columns, conditions=tuple(nulls))
-    ranked = ir.Project.of(ranked, {one: quoted(str(shown[one.name])) for one in join.columns})
-    if rest:
-        ranked = ir.Filter(inputs=(ranked,), columns=join.columns, conditions=tuple(rest))
-    return ranked
+    ranked = (of_closed_windows(rank) or rank).where(nulls)
+    return ir.Project.of(ranked, {one: quoted(str(shown[one.name])) for one in join.columns}).where(rest)
 
 
 def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
@@ -145,3 +141,74 @@ def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
         texts = dict(zip(one.columns, one.texts, strict=True))
         found = ir.Project.of(found, texts | {column: quoted(column.name) for column in more}, one.sql)
     return found
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Which rows a node has, whatever their columns are called: those of ``rows`` for which the ``conditions`` are
+    true. ``columns``: what each column is, in the same words for all nodes with these ``rows``; ``valid``: those that
+    are never null; ``depth``: how many aggregations there are, one of another."""
+
+    rows: Any
+    columns: Mapping[str, str]
+    conditions: frozenset[str] = frozenset()
+    valid: frozenset[str] = frozenset()
+    depth: int = 0
+
+
+def origin_of(node: ir.Node) -> RowOrigin:
+    """The origin of a node's rows."""
+    if isinstance(node, ir.Scan):
+        return RowOrigin(("Scan", node.source), dict(zip(node.names, map(quoted, node.own), strict=True)))
+    if not isinstance(node, ir.Project | ir.Filter | ir.Aggregate | ir.WindowAggregate):
+        return RowOrigin(node, {name: quoted(name) for name in node.names})
+    below = origin_of(node.inputs[0])
+    if isinstance(node, ir.Project):
+        made = {
+            name: below.columns.get(column_of(text) or "") or _renamed(text, below.columns)
+            for name, text in zip(node.names, node.texts, strict=True)
+        }
+        return replace(below, columns=made)
+    if isinstance(node, ir.Filter):
+        conditions = {_renamed(text, below.columns) for text in node.conditions}
+        return replace(below, conditions=below.conditions | conditions)
+    keys = {name: below.columns[name] for name in node.keys}
+    calls = {call.name: called(call, below) for call in node.calls}
+    counts = [calls[call.name] for call in node.calls if call.function == "count"]
+    windows, how = dict[str, str](), tuple[Any, ...]()
+    if isinstance(node, ir.WindowAggregate):
+        windows = {name: quoted(f"{name}\0") for name in ir.WINDOW_COLUMNS if name in node.names}
+        how = node.window, below.columns[node.time]
+    rows = type(node).__name__, below.rows, below.conditions, frozenset(keys.values()), how
+    valid = frozenset([*windows.values(), *counts])
+    return RowOrigin(rows, windows | keys | calls, valid=valid, depth=below.depth + 1)
+
+
+def called(call: ir.Call, given: RowOrigin) -> str:
+    """What the result of a function of ``given`` rows is."""
+    read = [None if name is None else given.columns[name] for name in (*call.columns, call.where)]
+    order = [(given.columns[one.column], one.descending, one.nulls_first) for one in call.order]
+    return f"({call.function}{(given.depth, call.distinct, *call.numbers, *read, *order)})"
+
+
+def _renamed(text: str, columns: Mapping[str, str]) -> str:
+    """A text, in brackets, with other texts in place of its columns; of a window that is made of two columns, one of
+    them."""
+    words, known = Words(text), {name.lower(): one for name, one in columns.items()}
+    parts = list[tuple[int, int, str]]()
+    for at in range(len(words)):
+        name = unquoted(words.cut(at, at + 1))
+        is_column = words.is_name(at) and words.word(at - 1) != "." and words.word(at + 1) != "("
+        if is_column and name in known:
+            parts.append((at, at + 1, known[name]))
+    found = words.replaced(*parts)
+    field = _FIELD.fullmatch(found)
+    if field is not None:
+        return field[1 if field[3] == "start" else 2]
+    is_whole = words.word(0) == "(" and words.close(0) == len(words) - 1
+    return found if is_whole else f"({found})"
+
+
+def is_valid(text: str) -> str:
+    """The condition that a value is not null."""
+    return f"({text} IS NOT NULL)"

@@ -1,6 +1,6 @@
 """The rows that a part of a statement makes, while it is read.
 
-Owns: ``Read``, a node and its columns; ``Given``, what an operator reads; ``source_of`` and ``equalities``, of plans.
+Owns: ``Read``, a node and its columns; ``Given``, what an operator reads; ``source_of`` and ``own_name``, of leaves.
 Invariant: what an operator computes of a row before it works is a column of its own, under a name that is new.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import COLUMN, SOURCE, items
-from asyncstate.sql.expressions import id_of, ids_in, kind_of, leaves, type_of
+from asyncstate.sql.expressions import id_of, kind_of, leaves, type_of
 
 if TYPE_CHECKING:
     from asyncstate.sql.plans import Reader
@@ -37,9 +37,7 @@ class Read:
 
     def where(self, conditions: Iterable[str]) -> Read:
         """The rows for which all conditions are true."""
-        texts = tuple(conditions)
-        made = ir.Filter(inputs=(self.node,), columns=self.node.columns, conditions=texts)
-        return Read(made, self.names) if texts else self
+        return Read(self.node.where(conditions), self.names)
 
     def only(self, names: Sequence[str]) -> Read:
         """The rows with these columns alone."""
@@ -151,23 +149,3 @@ def source_of(leaf: Any) -> str | None:
 def own_name(attribute: Any) -> str:
     """The name of a column of a leaf at its source."""
     return str(attribute.metadata().getString(COLUMN))
-
-
-def equalities(
-    conditions: Sequence[Any], outputs: Sequence[Iterable[int]]
-) -> tuple[list[tuple[Any, Any, bool]], list[Any]]:
-    """The equalities of the left and the right side, (left, right, null-safe), and the other conditions."""
-    pairs, rest = [], []
-    for one in conditions:
-        found = None
-        if kind_of(one) in ("EqualTo", "EqualNullSafe"):
-            both = one.left(), one.right()
-            for a, b in (both, both[::-1]):
-                of_a, of_b = ids_in(a), ids_in(b)
-                if found is None and of_a and of_b and of_a <= {*outputs[0]} and of_b <= {*outputs[1]}:
-                    found = a, b, kind_of(one) == "EqualNullSafe"
-        if found is None:
-            rest.append(one)
-        else:
-            pairs.append(found)
-    return pairs, rest

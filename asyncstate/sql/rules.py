@@ -1,7 +1,7 @@
 """Rules over compiled plans.
 
 Owns: ``compacted``, which leaves out projections that another one can take over, and makes one operator of windows and
-their aggregation; ``retained``.
+their aggregation; ``event_time_sources``.
 Must not import Spark.
 """
 
@@ -14,8 +14,7 @@ from dataclasses import replace
 from asyncstate.dataflow.sql_text import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.lineage import is_valid
-from asyncstate.sql.rankings import best_rows, of_closed_windows
+from asyncstate.sql.rankings import best_rows, is_valid, of_closed_windows
 
 
 def compacted(
@@ -141,11 +140,9 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         window=table.window,
         sql=node.sql or table.sql,
     )
-    rows: ir.Node = found
-    if counts:
-        counted = f"({quoted(calls[-1].name)} > 0)"
-        rows = ir.Filter(inputs=(found,), columns=found.columns, conditions=(counted,))
-    return ir.Project.of(rows, {one: quoted(windows.get(one.name, one.name)) for one in node.columns})
+    counted = [f"({quoted(calls[-1].name)} > 0)"] if counts else []
+    made_of = {one: quoted(windows.get(one.name, one.name)) for one in node.columns}
+    return ir.Project.of(found.where(counted), made_of)
 
 
 def _with(node: ir.Node, name: str, condition: str) -> ir.Node:
@@ -154,8 +151,29 @@ def _with(node: ir.Node, name: str, condition: str) -> ir.Node:
     return ir.Project.of(node, kept | {ir.Column(name, "boolean"): f"coalesce({condition}, false)"})
 
 
-def retained(node: ir.Node) -> ir.Kept | None:
-    """What a statement says of how long the rows of a node are kept."""
-    while isinstance(node, ir.Project | ir.Filter | ir.Explode):
+def event_time_sources(node: ir.Node, column: str) -> list[tuple[str, str]]:
+    """The event times of sources that ``column`` comes from, as (source, column there), if it never lags the watermark
+    more than they do; none if it may."""
+    while isinstance(node, ir.Project | ir.Filter):
+        if isinstance(node, ir.Project):
+            own = column_of(node.texts[node.names.index(column)])
+            if own is None:
+                return []
+            column = own
         (node,) = node.inputs
-    return node if isinstance(node, ir.Kept) else None
+    if isinstance(node, ir.Scan):
+        return [(node.source, node.own[node.names.index(column)])]
+    if isinstance(node, ir.Union):
+        found = [event_time_sources(one, column) for one in node.inputs]
+        return [one for of_input in found for one in of_input] if all(found) else []
+    if isinstance(node, ir.IntervalJoin) and column in node.times:
+        side = node.times.index(column)
+        last_partner = node.bounds[1] if side == 0 else -node.bounds[0]
+        return event_time_sources(node.inputs[side], column) if last_partner <= 0 else []
+    if isinstance(node, ir.TemporalJoin) and column in node.times[:1]:
+        return event_time_sources(node.inputs[0], column)
+    if isinstance(node, ir.WindowAggregate) and column == ir.WINDOW_COLUMNS[2]:
+        kind, *lengths = node.window  # a window's time is a millisecond before its end
+        aligned = kind != "session" and not any(length % 1000 for length in lengths)
+        return event_time_sources(node.inputs[0], node.time) if aligned else []
+    return []

@@ -27,10 +27,9 @@ from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
 from asyncstate.sql.changes import STREAM, Operators, digests, in_local_time
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
-from asyncstate.sql.lineage import event_time_sources
 from asyncstate.sql.plans import Reader, read_plan
 from asyncstate.sql.rankings import may_be_best_rows
-from asyncstate.sql.rules import compacted
+from asyncstate.sql.rules import compacted, event_time_sources
 from asyncstate.sql.syntax import Syntax
 from asyncstate.state.expiring.ttl import Ttl
 
@@ -65,16 +64,19 @@ class Compiled:
     dropped: tuple[str, ...] = ()
     """The uids of operators that continue with empty state under other ones."""
 
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """Those of its plan, inputs first; none of an inlined view."""
+        return [] if self.root is None else list(ir.walk(self.root))
+
     def serves(self, state_ttl: Ttl) -> bool:
         """Whether it is the plan for this ``state_ttl``: what needs all rows is not in a plan that may forget some."""
-        has_all = self.root is not None and may_be_best_rows(self.root)
-        return state_ttl is None or _STATE_TTL in self.made_from or not has_all
+        return state_ttl is None or _STATE_TTL in self.made_from or not may_be_best_rows(self.nodes)
 
     def to_json(self) -> str:
         """The text of a stored plan."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "root"}
-        nodes = [] if self.root is None else ir.to_json(self.root)
-        return json.dumps({"format": ir.FORMAT, **own, "nodes": nodes}, indent=1)
+        return json.dumps({"format": ir.FORMAT, **own, "nodes": ir.to_json(self.nodes)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Compiled:
@@ -112,11 +114,6 @@ def plans_from_json(text: str) -> dict[str, Compiled]:
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise SqlError(f"this is no file of compiled statements ({error}); write one: {_COMPILE}") from error
     return {one.name: one for one in plans}
-
-
-def is_readable(text: bytes) -> bool:
-    """Whether a stored plan has the format of this version."""
-    return bool(json.loads(text).get("format") == ir.FORMAT)
 
 
 @dataclass
@@ -188,9 +185,13 @@ class SqlContext:
             self._catalyst.add(name, from_arrow_schema(schema, prefer_timestamp_ntz=True))
         return self._catalyst
 
+    def is_known(self, name: str) -> bool:
+        """Whether a name is taken. Letters of another case are the same name, as in Spark."""
+        return name.lower() in map(str.lower, (*self.tables, *self._views, *self.sinks, *self.lookups))
+
     def check_free(self, name: str) -> None:
-        """Raise SqlError for a name that is taken. Letters of another case are the same name, as in Spark."""
-        if name.lower() in {one.lower() for one in (*self.tables, *self._views, *self.sinks, *self.lookups)}:
+        """Raise SqlError for a name that is taken."""
+        if self.is_known(name):
             raise SqlError(f"there is '{name}' already; give another name")
 
     def add(self, name: str, table: Table) -> None:
@@ -199,7 +200,7 @@ class SqlContext:
         self.tables[name] = table
 
     def add_lookup(
-        self, name: str, lookup: Any, key: SchemaLike, columns: SchemaLike, options: Mapping[str, Any]
+        self, name: str, lookup: Any, key: SchemaLike, columns: SchemaLike, **options: Any
     ) -> None:
         """Make a lookup known by a name. Raises SqlError for arguments that do not fit."""
         self.check_free(name)
@@ -285,7 +286,11 @@ class SqlContext:
     def _parsed(self, parsed: Any, text: str, name: str | None) -> Statement:
         kind = kind_of(parsed)
         if kind == "ExplainCommand":
-            return Statement("explain", name or "explain", text, parsed.logicalPlan())
+            read = self._parsed(parsed.logicalPlan(), text, name)
+            return read._replace(kind="explain", name=name or "explain")
+        if kind == "UnresolvedWith" and kind_of(parsed.child()) == "InsertIntoStatement":
+            read = self._parsed(parsed.child(), text, name)
+            return read._replace(query=parsed.withNewChildren(self.catalyst.seq([read.query])))
         if kind in ("CreateView", "CreateViewCommand"):
             if kind == "CreateViewCommand":
                 own, query = str(parsed.name().table()), parsed.plan()
@@ -306,13 +311,6 @@ class SqlContext:
             columns = list(map(str, items(parsed.userSpecifiedCols())))
             query = self._with_columns(parsed.query(), columns, f"sink '{target}'")
             return Statement("insert", name or target, text, query, target)
-        if self.catalyst.is_command(parsed) or kind.startswith(
-            ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
-        ):
-            raise SqlError(
-                f"{kind} is no statement of a stream; use SELECT, CREATE VIEW, CREATE MATERIALIZED VIEW, INSERT INTO "
-                "or EXPLAIN"
-            )
         own = name or f"sql-{1 + sum(one.startswith('sql-') for one in self.compiled)}"
         return Statement("query" if name is None else "view", own, text, parsed)
 
@@ -324,7 +322,8 @@ class SqlContext:
 
     def _run(self, read: Statement, name: str | None, state_ttl: Ttl, changed: str | None) -> Any:
         if read.kind == "explain":
-            return explained(self.compile(read.query, read.text, read.name, state_ttl is None))
+            compiled = self.compile(read, state_ttl, {})
+            return explained(compiled.nodes, compiled.notes)
         if read.kind == "inlined":
             windows = self._updating or None
             _check_no_argument(
@@ -344,17 +343,17 @@ class SqlContext:
             return self._insert(read, state_ttl, changed)
         return self.query(read, state_ttl, changed).stream
 
-    def compile(self, parsed: Any, text: str, name: str, keeps_all: bool = True) -> Compiled:
-        """Compile a parsed query; ``keeps_all``: no operator forgets rows."""
-        analyzed = self.catalyst.analyzed(parsed, text)
-        plan = self.catalyst.optimized(analyzed, text)
+    def compile(self, read: Statement, state_ttl: Ttl, made_from: Mapping[str, Any]) -> Compiled:
+        """Compile a parsed query."""
+        plan = self.catalyst.optimized(self.catalyst.analyzed(read.query, read.text), read.text)
         make = partial(Reader, self.catalyst, self._is_final, self._syntax, self.lookups)
         reader, root = read_plan(plan, make)
-        root = compacted(root, self._is_final, keeps_all, reader.expressions.varying)
-        self._check_volatile(reader, root)
-        return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
+        root = compacted(root, self._is_final, state_ttl is None, reader.expressions.varying)
+        self._check_varying(reader, root)
+        notes = tuple(dict.fromkeys(reader.notes))
+        return Compiled(read.name, read.text, root, notes, made_from, read.kind, read.target)
 
-    def _check_volatile(self, reader: Reader, root: ir.Node) -> None:
+    def _check_varying(self, reader: Reader, root: ir.Node) -> None:
         """Refuse values that differ between evaluations, unless a row is evaluated once and never retracted."""
         rowwise = ir.Scan | ir.Project | ir.Filter | ir.Union | ir.Explode
         once = all(
@@ -362,12 +361,13 @@ class SqlContext:
             and (not isinstance(node, ir.Scan) or self.tables[node.source].built.changes.is_insert_only)
             for node in ir.walk(root)
         )
-        if reader.expressions.volatile and not once:
-            one = reader.expressions.volatile[0]
+        varying = list(reader.expressions.varying.values())
+        if varying and not once:
             raise refusal(
-                f"{one.sql()} differs from one evaluation to the next, so a row that is retracted would not be found",
+                f"{varying[0].sql()} differs from one evaluation to the next, so a row that is retracted would not be "
+                "found",
                 "put the value into a column of the source",
-                one,
+                varying[0],
             )
 
     def query(
@@ -380,7 +380,7 @@ class SqlContext:
                 f"the statement is called {name!r}, which begins the names of its operators and files; "
                 f"{FILE_NAME_RULE}; give name="
             )
-        if name in self.compiled or (read.kind == "view" and name in self.tables):
+        if name in self.compiled:
             raise SqlError(f"there is '{name}' already; give the statement another name")
         if read.kind == "view":
             self.check_free(name)
@@ -388,12 +388,7 @@ class SqlContext:
         self._go_back(name, now)
         stored = (self._given or self._stored).get(name)
         now |= {} if state_ttl is None else {_STATE_TTL: "given"}
-        if stored is not None and self._given is not None:  # without a compiler functions are not known
-            now |= {one: said for one, said in stored.made_from.items() if one.startswith("function ")}
-        if stored is not None and stored.serves(state_ttl):
-            now.pop(_STATE_TTL, None)
-            now |= {one: said for one, said in stored.made_from.items() if one == _STATE_TTL}
-        differing = [] if stored is None else _differing(stored.made_from, now)
+        differing = [] if stored is None else self._differing(stored, now, state_ttl)
         if stored is not None and not differing:
             compiled = stored
         elif self._given is not None:
@@ -402,14 +397,13 @@ class SqlContext:
                 f"{_COMPILE}. {'. '.join(differing)}"
             )
         else:
-            compiled = self.compile(read.query, read.text, name, state_ttl is None)
-            compiled = replace(compiled, made_from=now, kind=read.kind, target=read.target)
+            compiled = self.compile(read, state_ttl, now)
         built = self.build(compiled, state_ttl, changed, keys)
         if read.kind == "view":
-            assert compiled.root is not None
-            digest = digests(compiled.root, self.compiled[name].lineage)[compiled.root]
-            are_local = compiled.root in in_local_time(compiled.root, self._local_views())
-            self.add(name, Table(built, digest=digest, are_local=are_local))
+            compiled = self.compiled[name]
+            *_, root = compiled.nodes
+            are_local = root in in_local_time(compiled, self._local_views())
+            self.add(name, Table(built, digest=digests(compiled)[root], are_local=are_local))
         return built
 
     def build(
@@ -420,17 +414,14 @@ class SqlContext:
         keys: Sequence[str] = (),
     ) -> Built:
         """Add the operators of a compiled query to the graph; ``state_ttl``: how long their state is kept."""
-        root = compiled.root
-        assert root is not None
         if not compiled.serves(state_ttl):
             raise SqlError(
                 f"the compiled plan of statement '{compiled.name}' may have a ranking in place of a join, which needs "
                 "all rows; compile it with state_ttl=, or leave that out"
             )
-        read = dict.fromkeys(node.source for node in ir.walk(root) if isinstance(node, ir.Scan))
-        tables = {name: self._rows(name) for name in read}
-        lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
-        was = self._before(compiled.name)
+        nodes, was = compiled.nodes, self._before(compiled.name)
+        tables = {node.source: self._rows(node.source) for node in nodes if isinstance(node, ir.Scan)}
+        lineage = {name: self.tables[name].digest for name in tables if self.tables[name].digest}
         if was is not None:
             lineage = {
                 one: said
@@ -438,9 +429,7 @@ class SqlContext:
                 if one in was.lineage or not said.startswith(STREAM)
             }
         operators = Operators(replace(compiled, lineage=lineage), was, self._local_views())
-        builder = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups)
-        built = builder.materialized(root, keys) if keys else builder.build(root)
-        builder.check_kept(root)
+        built = Builder(tables, compiled.name, state_ttl, operators.uid, self.lookups).whole(nodes, keys)
         stored: dict[str, Any] = operators.checked(changed is not None)
         compiled = self.compiled[compiled.name] = replace(compiled, lineage=lineage, **stored)
         built.stream._flow.superseded.update(compiled.dropped)
@@ -465,12 +454,22 @@ class SqlContext:
         if latest is None or not set(latest.dropped) & set(self._committed or ()):
             return
         for plan in self._earlier:
-            if plan.name != name or plan.generation >= latest.generation:
-                continue
-            of_ttl = {one: said for one, said in plan.made_from.items() if one == _STATE_TTL}
-            if not _differing(plan.made_from, {**now, **of_ttl}):
+            is_before = plan.name == name and plan.generation < latest.generation
+            if is_before and not self._differing(plan, now):
                 self._stored[name] = plan
                 return
+
+    def _differing(self, plan: Compiled, now: Mapping[str, Any], state_ttl: Ttl = None) -> list[str]:
+        """What a plan was made from that is something else now, in words."""
+        was = plan.made_from
+        known = {_STATE_TTL} if plan.serves(state_ttl) else set[str]()
+        if self._given is not None:  # without a compiler functions are not known
+            known |= {name for name in was if name.startswith("function ")}
+        return [
+            f"{name} was {was.get(name, 'not there')}, is {now.get(name, 'not there')}"
+            for name in {**was, **now}
+            if was.get(name) != now.get(name) and name not in known
+        ]
 
     def _made_from(self, text: str) -> dict[str, Any]:
         """All that a plan of this text depends on, but Spark's version: a stored plan outlives that."""
@@ -538,15 +537,6 @@ class SqlContext:
 
 def _own_name(parsed: Any) -> str:
     return str(items(items(parsed.children())[0].nameParts())[-1])
-
-
-def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What two plans were made from that is not the same, in words."""
-    return [
-        f"{name} was {was.get(name, 'not there')}, is {now.get(name, 'not there')}"
-        for name in {**was, **now}
-        if was.get(name) != now.get(name)
-    ]
 
 
 def _check_none(statement: str, what: str, has: bool) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncstate.sql.statements import SqlContext
 
 _ANY: Final = re.compile(
-    r"system_time|match_recognize|state_ttl|state\.ttl|tumble|hop|cumulate|session\s*\(|"
+    r"system_time|match_recognize|state_ttl|state\.ttl|with\s*\(\s*['\"]|tumble|hop|cumulate|session\s*\(|"
     r"current_timestamp|current_date|localtimestamp|(now|curdate)\s*\(",
     re.IGNORECASE,
 )
@@ -167,7 +167,7 @@ class Syntax:
         for number, (begin, end) in enumerate(words.split(at + 2, close)):
             is_named = words.word(begin + 1) == "=>"
             name = words.word(begin) if is_named else (*_WINDOWS[kind], "")[min(number, len(_WINDOWS[kind]))]
-            given[name] = (begin + 2 * is_named, end)
+            given["" if name in given else name] = (begin + 2 * is_named, end)
         shown = ", ".join(_WINDOWS[kind])
         if not set(_WINDOWS[kind]) - {"OFFSET"} <= set(given) <= set(_WINDOWS[kind]):
             raise words.refusal(at, close + 1, f"{kind} with other arguments", f"give {shown}")
@@ -257,10 +257,16 @@ class Syntax:
 
     def _option(self, words: Words, at: int) -> str | None:
         """WITH ('state.ttl' = '1 day') after a table."""
-        if not words.has(at, "WITH (") or words.word(at + 2)[1:-1].lower() != "state.ttl":
+        if not words.has(at, "WITH ("):
             return None
-        begin, close = words.path_before(at), words.close(at + 1)
-        if begin == at or close != at + 5 or words.word(at + 3) != "=":
+        begin, first = words.path_before(at), words.word(at + 2)
+        is_ttl = first[1:-1].lower() == "state.ttl"
+        # Spark passes over options of a view, and all tables of ours are views to it.
+        is_of_ours = first[:1] in ("'", '"') and self._context.is_known(unquoted(words.cut(begin, at)))
+        if not is_ttl and not is_of_ours:
+            return None
+        close = words.close(at + 1)
+        if not is_ttl or begin == at or close != at + 5 or words.word(at + 3) != "=":
             raise words.refusal(at, close + 1, "these options", "write FROM t WITH ('state.ttl' = '1 day')")
         alias, end = words.alias(close + 1)
         query = self.query_of(words, begin, at)

@@ -153,6 +153,10 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, b, c from t order by abs(b - (select max(d) from u)) * 10, a, b, c limit 3",
         "select a, b, c from t order by abs(b - (select max(d) from u)) * 10 nulls first, a nulls first, b nulls first, c nulls first limit 3",
     ),
+    "scalar-beside-limit": (
+        "select x.a, x.b + (select max(d) from u) as m from (select a, b from t order by b desc, a, c limit 3) x",
+        "select x.a, x.b + (select max(d) from u) as m from (select a, b from t order by b desc nulls last, a nulls first, c nulls first limit 3) x",
+    ),
     "scalar-in-explode": (
         "select a, x from t lateral view explode(sequence(1, (select least(count(*), 3) from v))) as x",
         "select a, unnest(range(1, (select greatest(2, least(count(*) + 1, 4)) from v))) as x from t where (select count(*) from v) > 0 union all select a, unnest([1, 0]) as x from t where (select count(*) from v) = 0",

@@ -18,7 +18,7 @@ from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import SqlError
 from asyncstate.spark.compatibility import NEWEST
 from asyncstate.sql import SqlContext
-from asyncstate.sql.pipeline import table_of
+from asyncstate.sql.job import table_of
 from tests.sql import features, nexmark, tpch
 from tests.sql.tables import Tables
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncstate.errors import JobError, SqlError
 from asyncstate.sql import Compiled, SqlContext
-from asyncstate.sql.pipeline import table_of
+from asyncstate.sql.job import table_of
 from asyncstate.testing import PipelineHarness
 from tests.sql.features import changing_tables
 from tests.sql.random_queries import in_duckdb, random_query

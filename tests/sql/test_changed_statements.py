@@ -20,8 +20,7 @@ from asyncstate.errors import CheckpointCorruptionError, SqlError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark import StreamingJob
 from asyncstate.sql import Compiled, SqlContext, ir
-from asyncstate.sql.job import JobSql
-from asyncstate.sql.pipeline import view_of
+from asyncstate.sql.job import JobSql, view_of
 from asyncstate.storage import LocalFiles
 from asyncstate.testing import PipelineHarness, PipelineSource, net
 from tests.sql.random_changes import Program
@@ -133,6 +132,23 @@ def test_a_ttl_that_is_added_before_there_is_state_makes_another_plan_where_that
     assert {name: one.to_json() for name, one in program.stored.items()} == {
         name: one.to_json() for name, one in after.items()
     }
+
+
+SUMMED = "SELECT k, sum(v) AS v FROM t GROUP BY k"
+RANKED = (
+    "SELECT k, v FROM (SELECT k, v, rank() OVER (PARTITION BY k ORDER BY v DESC) AS n FROM t) WHERE n <= 1"
+)
+
+
+def test_a_changed_text_is_made_from_its_own_ttl(program: Program) -> None:
+    PipelineHarness(program.flow({"a": SUMMED}), SOURCES).close()
+    PipelineHarness(program.flow({"a": RANKED}, None, "1 hour"), SOURCES).close()
+    assert program.uids == ["a.rank-1"]
+    PipelineHarness(program.flow({"a": SUMMED}, None, "1 hour"), SOURCES).close()
+    PipelineHarness(program.flow({"a": LARGEST}), SOURCES).close()
+    assert program.uids == ["a.rank-1"]
+    PipelineHarness(program.flow({"a": LARGEST}, None, "1 hour"), SOURCES).close()
+    assert program.uids == ["a.group-1", "a.inner-join-1"]
 
 
 LISTED = "SELECT k, listagg(v, ',') WITHIN GROUP (ORDER BY v) AS x, percentile(v, 0.5) AS p FROM t GROUP BY k"

@@ -113,6 +113,10 @@ TEMPORAL: dict[str, tuple[str, str]] = {
         "SELECT l.k, a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k WHERE a + 1 = v.rate",
         "SELECT l.k, a, rate FROM l ASOF JOIN v ON l.k = v.k AND ts >= since WHERE a + 1 = rate",
     ),
+    "a scalar subquery after it": (
+        "SELECT l.k, a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k WHERE v.rate < (SELECT max(b) FROM r)",
+        "SELECT l.k, a, rate FROM l ASOF JOIN v ON l.k = v.k AND ts >= since WHERE rate < (SELECT max(b) FROM r)",
+    ),
     "in a group": (
         "WITH q AS (SELECT a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k) SELECT a, sum(rate) AS s, count(*) AS n FROM q GROUP BY a",
         "SELECT a, sum(rate) AS s, count(*) AS n FROM l ASOF JOIN v ON l.k = v.k AND ts >= since GROUP BY a",
@@ -281,6 +285,10 @@ SYNTAX_REFUSED: dict[str, tuple[str, str]] = {
         "SELECT a FROM TUMBLE(TABLE l, DESCRIPTOR(ts))",
         "TUMBLE with other arguments; give DATA",
     ),
+    "an argument twice": (
+        "SELECT a FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 1 MINUTE, SIZE => INTERVAL 5 MINUTES)",
+        "TUMBLE with other arguments",
+    ),
     "unknown argument": (
         "SELECT a FROM TUMBLE(DATA => TABLE l, TIMECOL => DESCRIPTOR(ts), GAP => INTERVAL 1 DAY)",
         "TUMBLE with other arguments",
@@ -305,6 +313,10 @@ SYNTAX_REFUSED: dict[str, tuple[str, str]] = {
     "a session of another time": (
         "SELECT a FROM SESSION(TABLE (SELECT k, a, ts + INTERVAL 1 DAY AS ts FROM l), DESCRIPTOR(ts), INTERVAL 1 DAY)",
         "SESSION of rows without a watermark",
+    ),
+    "a command": (
+        "SELECT a FROM TUMBLE(TABLE (DROP VIEW l), DESCRIPTOR(ts), INTERVAL 3 SECONDS)",
+        "DropView is no statement of a stream",
     ),
     "a bracket": ("SELECT a FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 3 SECONDS", "not closed"),
 }
@@ -375,6 +387,14 @@ def test_versions_of_changed_rows_are_compared_by_further_columns(
 
 
 VALUES_OF_WINDOWS: dict[str, tuple[str, str]] = {
+    "another time": (
+        "SELECT window.start AS s, count(*) AS n FROM l GROUP BY window(ts + INTERVAL 7 SECONDS, '20 seconds')",
+        "SELECT time_bucket(INTERVAL '20 s', ts + INTERVAL '7 s') AS w, count(*) FROM l WHERE ts IS NOT NULL GROUP BY w",
+    ),
+    "another time of a subquery, in windows that overlap": (
+        "SELECT window.start AS s, count(*) AS n FROM (SELECT ts + INTERVAL 7 SECONDS AS late FROM l) GROUP BY window(late, '20 seconds', '10 seconds')",
+        "SELECT time_bucket(INTERVAL '10 s', ts + INTERVAL '7 s') - x * INTERVAL '10 s' AS w, count(*) FROM l, range(2) AS r(x) WHERE ts IS NOT NULL GROUP BY w",
+    ),
     "a scalar subquery": (
         "SELECT window.start AS s, sum(a * (SELECT max(rate) FROM v)) AS x FROM l GROUP BY window(ts, '20 seconds')",
         "SELECT time_bucket(INTERVAL '20 s', ts) AS w, sum(a * (SELECT max(rate) FROM v)) FROM l WHERE ts IS NOT NULL GROUP BY w",
@@ -387,7 +407,9 @@ VALUES_OF_WINDOWS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", VALUES_OF_WINDOWS)
-def test_windows_that_a_value_changes_or_reads_are_updated(spark: SparkSession, name: str) -> None:
+def test_windows_of_another_time_and_those_that_a_value_changes_or_reads_are_updated(
+    spark: SparkSession, name: str
+) -> None:
     sql, oracle = VALUES_OF_WINDOWS[name]
     flow, begins_async = sql_pipeline(sql, spark=spark), name == "the window itself"
     assert kept_right(flow, timed_tables(), sql, oracle, async_enabled=begins_async) > 3

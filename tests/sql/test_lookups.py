@@ -34,7 +34,7 @@ FOUND = "name string, size bigint"
 
 def with_lookup(context: SqlContext) -> None:
     """Declare the table as a lookup."""
-    context.add_lookup("Dim", TableLookup(DIM, ["id"], ["name", "size"]), "id bigint", FOUND, {"batch": 3})
+    context.add_lookup("Dim", TableLookup(DIM, ["id"], ["name", "size"]), "id bigint", FOUND, batch=3)
 
 
 LOOKUPS: dict[str, tuple[str, str]] = {
@@ -91,7 +91,7 @@ def test_a_plan_is_made_from_the_key_of_a_lookup_as_well(spark: SparkSession) ->
 
     def statements(key: str, columns: str, context: SqlContext) -> Any:
         names = [[one.split()[0] for one in given.split(", ")] for given in (key, columns)]
-        context.add_lookup("dim", TableLookup(DIM, *names), key, columns, {})
+        context.add_lookup("dim", TableLookup(DIM, *names), key, columns)
         found = context.run("SELECT t.id, name FROM t JOIN dim ON t.id = dim.id AND t.v = dim.size", "same")
         made.append(context.compiled["same"].made_from)
         return found
@@ -109,7 +109,7 @@ def test_found_values_that_must_not_be_null_are_asked_for(spark: SparkSession, a
     )
 
     def statements(context: SqlContext) -> Any:
-        context.add_lookup("dim", found, "id bigint", FOUND, {})
+        context.add_lookup("dim", found, "id bigint", FOUND)
         with pytest.raises(SqlError, match="conditions other than the key in a LEFT JOIN"):
             context.run("SELECT t.id, size FROM t LEFT JOIN dim ON t.id = dim.id AND name IS NOT NULL")
         return context.run("SELECT t.id, size FROM t JOIN dim ON t.id = dim.id WHERE name IS NOT NULL")
@@ -228,7 +228,7 @@ def test_other_uses_of_a_lookup_are_refused(spark: SparkSession, name: str) -> N
 def test_a_lookup_that_does_not_fit_is_refused(spark: SparkSession, given: Any, message: str) -> None:
     def statements(context: SqlContext) -> Any:
         with pytest.raises(SqlError, match=message):
-            context.add_lookup(*given)
+            context.add_lookup(*given[:4], **given[4])
         assert context.lookups == {}
         return context.run("SELECT id FROM t")
 
@@ -304,6 +304,11 @@ TTL_REFUSED: dict[str, tuple[str, str]] = {
     "no length": ("SELECT a FROM t WITH ('state.ttl' = 'long') GROUP BY a", "the retention 'long'"),
     "no pair": ("SELECT /*+ STATE_TTL('t', '1 day') */ a FROM t GROUP BY a", "this form of STATE_TTL"),
     "more options": ("SELECT a FROM t WITH ('state.ttl' = '1 d', 'x' = 'y') GROUP BY a", "these options"),
+    "another option": ("SELECT a FROM t WITH ('state.tll' = '1 day') GROUP BY a", "these options"),
+    "another option before it": (
+        "SELECT a FROM t WITH ('x' = 'y', 'state.ttl' = '1 day') GROUP BY a",
+        "these options",
+    ),
     "in another block": (
         "SELECT /*+ STATE_TTL('u' = '1 day') */ a FROM (SELECT a FROM u GROUP BY a)",
         "0 tables .* the name u",

@@ -206,6 +206,14 @@ REFUSED: dict[str, tuple[str, str]] = {
         "SELECT * FROM v\nMATCH_RECOGNIZE (ORDER BY since PATTERN (A))",
         "line 2: .*without MEASURES",
     ),
+    "no order": (
+        "SELECT * FROM v MATCH_RECOGNIZE (PARTITION BY k ORDER BY MEASURES A.rate AS r PATTERN (A))",
+        "MATCH_RECOGNIZE without ORDER BY",
+    ),
+    "two conditions of a variable": (
+        M.format("A.rate AS r", "A B", "DEFINE B AS rate > 1, A AS rate < 5, B AS rate < 3"),
+        "B twice in DEFINE",
+    ),
     "subset": (
         "SELECT * FROM v MATCH_RECOGNIZE (ORDER BY since MEASURES A.rate AS r PATTERN (A B) SUBSET U = (A, B))",
         "MATCH_RECOGNIZE with SUBSET",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from asyncstate.dataflow import Dataflow
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import SqlError
 from asyncstate.sql import plans
-from asyncstate.sql.pipeline import table_of
+from asyncstate.sql.job import table_of
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness, PipelineSource, net
 from tests.sql.tables import NEEDS_COMPILER
@@ -68,6 +69,18 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
         ),
         ("TRUNCATE TABLE t", {}, "TruncateTable is no statement of a stream"),
         ("CACHE TABLE w AS SELECT 1 AS id", {}, "CacheTableAsSelect is no statement of a stream"),
+        ("EXPLAIN DROP TABLE t", {}, "DropTable is no statement of a stream"),
+        ("EXPLAIN INSERT OVERWRITE kept SELECT id, v FROM t", {}, "INSERT INTO with OVERWRITE"),
+        (
+            "WITH w AS (SELECT id, v FROM t) INSERT OVERWRITE kept SELECT * FROM w",
+            {},
+            "INSERT INTO with OVERWRITE",
+        ),
+        (
+            "FROM t INSERT INTO kept SELECT id INSERT INTO kept SELECT v",
+            {},
+            "InsertIntoStatement is no statement of a stream",
+        ),
         ("SELECT id FROM t", {"name": "Kept"}, "there is 'Kept' already"),
         ("SELECT id FROM t", {"name": "../a/b"}, "called '../a/b', which begins the names of its operators"),
         ("CREATE MATERIALIZED VIEW `a b` AS SELECT id FROM t", {}, "called 'a b', which begins the names"),
@@ -121,6 +134,46 @@ def test_a_list_of_columns_names_them_in_order(
         harness.end_batch()
         assert net(harness.rows("kept")) == {(7, 5): 1, (9, 4): 1}
         assert names == (["k", "the sum"] if by_name else ["total", "key"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EXPLAIN INSERT OVERWRITE files SELECT id FROM t",
+        "WITH w AS (SELECT id FROM t) INSERT OVERWRITE files SELECT id FROM w",
+        "FROM t INSERT OVERWRITE files SELECT id INSERT INTO files SELECT id",
+    ],
+)
+def test_a_table_of_the_session_is_never_written(spark: SparkSession, tmp_path: Path, text: str) -> None:
+    """Spark runs a command as soon as it is analyzed."""
+    place = str(tmp_path / "files")
+    spark.range(3).write.parquet(place)
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW files (id LONG) USING parquet OPTIONS (path '{place}')")
+
+    def statements(context: SqlContext) -> Any:
+        with pytest.raises(SqlError):
+            context.run(text)
+        return context.run("SELECT id FROM t")
+
+    try:
+        with PipelineHarness(pipeline(spark, statements), {"t": INSERTIONS}):
+            assert spark.read.parquet(place).count() == 3
+    finally:
+        spark.catalog.dropTempView("files")
+
+
+def test_common_table_expressions_may_stand_before_insert(spark: SparkSession, async_enabled: bool) -> None:
+    text = "WITH w AS (SELECT v, sum(id) AS s FROM t GROUP BY v) INSERT INTO kept (total, key) SELECT s, v FROM w"
+
+    def statements(context: SqlContext) -> Any:
+        context.add_sink("kept", print)
+        assert "Aggregate" in context.run(f"EXPLAIN {text}")
+        return context.run(text)
+
+    with PipelineHarness(pipeline(spark, statements), {"t": UPSERTS}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 1, 0), (2, 7, 1, 0), (3, 8, 1, 0)])
+        harness.end_batch()
+        assert net(harness.rows("kept")) == {(3, 7): 1, (3, 8): 1}
 
 
 def test_a_sink_that_is_none_is_refused(spark: SparkSession) -> None:
@@ -260,6 +313,13 @@ def test_functions_and_views_of_the_session_are_known_as_they_are_by_then(spark:
     finally:
         spark.catalog.dropTempView("made_later")
         spark.catalog.dropTempView("t")
+
+
+def test_generators_that_make_rows_of_every_row_are_the_same_with_outer(spark: SparkSession) -> None:
+    context = SqlContext(spark)
+    context.add("t", table_of(Dataflow().add_source("t", Times(), None, SCHEMA)))
+    said = context.run("EXPLAIN SELECT id, x FROM t LATERAL VIEW OUTER stack(2, id, v) AS x")
+    assert "text stack(2" in said
 
 
 def test_explain_shows_the_plan_for_a_state_ttl(spark: SparkSession) -> None:
