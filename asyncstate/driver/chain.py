@@ -14,7 +14,7 @@ import itertools
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -94,7 +94,8 @@ class Spool:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # on a full disk it writes what is left once more
+                self._file.close()
 
     def add(self, out: OutBatch) -> None:
         """Append rows."""
@@ -115,17 +116,27 @@ class Spool:
             yield InputBatch(*payload_of(spec, self._batches.popleft()))
 
     def _write(self) -> None:
-        if self._writer is None:
+        if self._file is None:
             self._file = _open_file(self._spec)
-            self._writer = pa.ipc.new_stream(self._file, self._batches[0].schema)
-        while self._batches:
-            self._writer.write_batch(self._batches.popleft())
+        with self._spilling():
+            if self._writer is None:
+                self._writer = pa.ipc.new_stream(self._file, self._batches[0].schema)
+            while self._batches:
+                self._writer.write_batch(self._batches.popleft())
         self._bytes = 0
+
+    def _spilling(self) -> AbstractContextManager[None]:
+        from asyncstate.runtime.rows.input_buffer import spilling
+
+        place = self._spec.local_dir or tempfile.gettempdir()
+        return spilling(f"input rows of operator '{self._spec.uid}'", place)
 
     def _written(self) -> Iterator[pa.RecordBatch]:
         if self._file is None or self._writer is None:
             return
-        self._writer.close()
+        with self._spilling():
+            self._writer.close()
+            self._file.flush()
         self._file.seek(0)
         yield from pa.ipc.open_stream(self._file)
 

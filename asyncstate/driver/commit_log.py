@@ -65,7 +65,9 @@ class CommitLog:
         self._older_starts: list[str] = []
         self.dropped: frozenset[str] = frozenset()
         """The operators that the base of a repeated batch had, and the version of that batch no longer has."""
-        latest = self.latest()
+        self._check_is_ours(self.latest())
+
+    def _check_is_ours(self, latest: Manifest | None) -> None:
         if latest is None:
             return
         if latest.job_id != self.job_id:
@@ -73,7 +75,7 @@ class CommitLog:
                 f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
                 f"StreamingJob(name='{latest.job_id}') to continue it, or another checkpoint folder"
             )
-        check_key_groups(self.folder, latest, config)
+        check_key_groups(self.folder, latest, self._config)
 
     def latest(self) -> Manifest | None:
         """The newest committed manifest."""
@@ -83,16 +85,38 @@ class CommitLog:
         """The manifest that ``batch_id`` starts from, None for the first batch.
 
         Raises JobError for a batch out of order, or to be repeated although a command has changed its version;
-        CheckpointError if the job has been finished. The first call
+        CheckpointError if the job has been finished, or the checkpoint is another job's by now. The first call
         claims the checkpoint: from then on no earlier driver can commit.
         """
         if not self._claimed:
+            self._check_follows(
+                batch_id, self.latest()
+            )  # a batch that cannot run must not fence off a driver
             self._checkpoint.claim(self.job_id)
             self._checkpoint.files.sweep()  # files of killed writers; running ones have an hour
             self._find_started()
             self._claimed = True
         self.dropped = frozenset()
         latest = self.latest()
+        self._check_follows(batch_id, latest)
+        if latest is None or batch_id == latest.batch_id + 1:
+            return latest
+        # Spark replays a batch if Spark's own commit of it failed; we commit it again over the same base.
+        if latest.base < 0:
+            return None
+        base = self._checkpoint.read(latest.base)
+        if is_changed_by_command(latest, base):
+            raise JobError(
+                f"job '{self.job_id}': Spark repeats batch {batch_id}, but `asyncstate state migrate` has changed "
+                f"version {batch_id}, and the batch would start from version {base.batch_id} without the change. "
+                f"Run `python -m asyncstate state rollback CHECKPOINT {base.batch_id}`, then the same command "
+                "again, and start the query"
+            )
+        base, self.dropped = without_dropped(base, latest)
+        return base
+
+    def _check_follows(self, batch_id: int, latest: Manifest | None) -> None:
+        """Raise the errors of ``base_of`` for a batch that neither follows nor repeats ``latest``."""
         if latest is None:
             if batch_id != self._first_batch_id:
                 raise JobError(
@@ -100,33 +124,18 @@ class CommitLog:
                     "Was it deleted? Restore it, start the query with a new Spark checkpoint, or give "
                     f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
                 )
-            return None
+            return
+        self._check_is_ours(latest)
         if latest.final:
             raise CheckpointError(
                 f"job '{self.job_id}' was finished at batch {latest.batch_id}: its timers and windows have "
                 "fired; start a new job with a new checkpoint folder"
             )
-        if batch_id == latest.batch_id + 1:
-            return latest
-        if batch_id == latest.batch_id:
-            # Spark replays a batch if Spark's own commit of it failed; we commit it again over the same
-            # base.
-            if latest.base < 0:
-                return None
-            base = self._checkpoint.read(latest.base)
-            if is_changed_by_command(latest, base):
-                raise JobError(
-                    f"job '{self.job_id}': Spark repeats batch {batch_id}, but `asyncstate state migrate` has changed "
-                    f"version {batch_id}, and the batch would start from version {base.batch_id} without the change. "
-                    f"Run `python -m asyncstate state rollback CHECKPOINT {base.batch_id}`, then the same command "
-                    "again, and start the query"
-                )
-            base, self.dropped = without_dropped(base, latest)
-            return base
-        raise JobError(
-            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is at batch "
-            f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
-        )
+        if batch_id not in (latest.batch_id, latest.batch_id + 1):
+            raise JobError(
+                f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is at batch "
+                f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
+            )
 
     def start_of(self, batch_id: int, now_us: int, final: bool = False) -> int:
         """When ``batch_id`` starts, microseconds: now; but if a sink may have its rows from an earlier attempt, when
@@ -151,12 +160,18 @@ class CommitLog:
         return started.processing_time
 
     def note_start(self, batch_id: int, processing_time: int, final: bool = False) -> None:
-        """Remember when ``batch_id`` started, before a sink gets its rows. Raises CheckpointError."""
+        """Remember when ``batch_id`` started, before a sink gets its rows. Raises CheckpointError; ConcurrentJobError
+        if another driver has claimed the checkpoint.
+
+        A claimant lists the notes after its claim, and here the claims are listed after the note: of two drivers at
+        least one sees the other. Otherwise the later one would repeat the batch at another time.
+        """
         started = StartedBatch(batch_id, processing_time, final)
         if started == self._started:
             return
         name = f"{_WRITING}{self._checkpoint.epoch:010d}.json"
         self.files.put_bytes(name, msgspec.json.encode(started))
+        self._checkpoint.check_owner()
         self._started = started
         with suppress(CheckpointError):  # the next driver tries again
             older, self._older_starts = self._older_starts, []

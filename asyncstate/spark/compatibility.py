@@ -132,6 +132,13 @@ def streaming_class(package: str, name: str) -> str:
     return f"{_STREAMING}.{package}.{name}" if moved else f"{_STREAMING}.{name}"
 
 
+def query_of_this_thread(spark: SparkSession) -> str | None:
+    """The id of the query whose micro-batch this thread runs; None if it runs none, and over Spark Connect."""
+    context = context_of(spark)
+    found: str | None = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+    return found
+
+
 # -- types -------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ChangelogMode
 from asyncstate.clock import Clock, SystemClock
-from asyncstate.config import Config, own_settings, resolve
+from asyncstate.config import SPARK_PREFIX, Config, own_settings, resolve
 from asyncstate.dataflow import Dataflow, Node, NodeMetrics, Stream, draw, explain
 from asyncstate.dataflow.graph import Facts
 from asyncstate.dataflow.lineage import check_order
@@ -49,6 +50,7 @@ from asyncstate.spark.compatibility import (
     context_of,
     is_connect,
     knows_sources_by_name,
+    query_of_this_thread,
     runs_locally,
     session_settings,
 )
@@ -65,6 +67,7 @@ from asyncstate.spark.spark_executor import SparkExecutor
 from asyncstate.spark.spark_micro_batch import MicroBatch
 from asyncstate.spark.stopping import INTERRUPTED, Stopping, TurnedAwayError, call_to_its_end
 from asyncstate.spark.task_errors import own_mark, restore
+from asyncstate.storage import held
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from asyncstate.spark.kafka.reading import Connector, Starting
     from asyncstate.sql.job import JobSql
     from asyncstate.state.expiring.ttl import Ttl
+    from asyncstate.storage import Manifest
 
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch."""
@@ -141,6 +145,8 @@ class StreamingJob:
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
+        self._first_query: str | None = None
+        """The id of the query that has run the first micro-batch."""
         self._statements: JobSql | None = None
         self._plans: str | None = None
         self._readable: dict[str, Stream] = {}  # of sources that also have messages which cannot be read
@@ -261,6 +267,7 @@ class StreamingJob:
         def on_batch(df: DataFrame, batch_id: int) -> None:
             _check_call(df, batch_id)
             with self._stopping.micro_batch():
+                self._check_query(int(batch_id))
                 self._run(df, int(batch_id), final=False)
 
         made = on_batch if self._client is None else ConnectBatch(on_batch, self._told)
@@ -268,6 +275,24 @@ class StreamingJob:
         made.__doc__ = function.__doc__
         self._on_batch = made
         return made
+
+    def _check_query(self, batch_id: int) -> None:
+        """Raise JobError for a micro-batch of a second query that would replace the last one: its number is the same,
+        as if it were repeated."""
+        last = self._driver.committed
+        if last is not None and batch_id > last.batch_id:
+            return
+        query = query_of_this_thread(self._spark)
+        if last is None:
+            if self._driver.now is None:  # else it is refused
+                self._first_query = query
+        elif query is not None and self._first_query not in (None, query):
+            self._driver.last_error = JobError(
+                f"job '{self.name}' runs in two queries: micro-batch {batch_id} of this one would replace that of the "
+                "other, as if it were repeated; create one StreamingJob, with a checkpoint of its own, for each query. "
+                "Nothing was committed"
+            )
+            raise self._driver.last_error
 
     def source(
         self,
@@ -482,16 +507,24 @@ class StreamingJob:
     def _sample_of(self, node: Node, given: Mapping[str, Any], limit: int) -> Sample:
         from asyncstate.spark.sample import sample_of
 
-        options = {
-            **self._arguments["options"],
+        own = {
             "async-state.executor": "local" if runs_locally(self._spark) else "spark",
             "async-state.parallelism": 1,
         }
 
         def run(folder: str, *given: Any) -> Mapping[Node, Changelog]:
-            return StreamingJob(
-                self._spark, None, {**options, "async-state.checkpoint-dir": folder}, self.name
-            )._run_once(*given)
+            local = Path(folder, "local")
+            here = {"async-state.checkpoint-dir": f"{folder}/state", "async-state.local-dir": str(local)}
+            settings = {**own, **here}
+            others = {
+                name: value
+                for name, value in self._arguments["options"].items()
+                if name.removeprefix(SPARK_PREFIX) not in settings
+            }
+            try:
+                return StreamingJob(self._spark, None, {**others, **settings}, self.name)._run_once(*given)
+            finally:
+                held.close(local)  # its stores would stay open, as those of a job that goes on
 
         return sample_of(node, given, limit, self._sources, self._graph.initial, run)
 
@@ -679,12 +712,16 @@ class StreamingJob:
                 f"job '{self.name}' has a micro_batch function; give it to df.writeStream.foreachBatch, or declare "
                 "sources with job.source instead"
             )
-        self.check()
-        if self._statements is not None:
-            self._statements.save()
+        self._check_and_save()
         process = self.micro_batch(self._run_graph)
         process.__name__ = self.name
         return self._sources.packed(), process
+
+    def _check_and_save(self) -> None:
+        """Check the graph, and write the plans of its statements into the checkpoint."""
+        self.check()
+        if self._statements is not None:
+            self._statements.save()
 
     def _run_graph(self, df: DataFrame, batch: MicroBatch) -> None:
         if not batch.final and self._graph.flow.reads_sources_apart and self._executor.brings_sources():
@@ -707,11 +744,21 @@ class StreamingJob:
         finished before.
         """
         latest = self._ledger.latest()
-        schema = self._driver.schema or batch_schema(latest)
+        schema = None if latest is None else self._schema_at_the_end(latest)
         if latest is None or schema is None:
             raise JobError(f"job '{self.name}' has not run a micro-batch yet, so there is nothing to finish")
-        empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
+        if self._function is None and self._graph.flow.nodes:  # another process has run the query
+            self._check_and_save()
+        empty = self._spark.createDataFrame([], schema)
         self._run(empty, latest.batch_id + 1, final=True)
+
+    def _schema_at_the_end(self, latest: Manifest) -> StructType | None:
+        """The columns of the rows that ``finish`` has none of: those of the sources as they are now, or of a function's
+        last micro-batch; None if a function has applied no operator yet."""
+        if self._graph.flow.nodes:
+            return self._sources.packed().schema
+        text = self._driver.schema or batch_schema(latest)
+        return None if text is None else StructType.fromJson(json.loads(text))
 
     def await_termination(
         self, query: StreamingQuery | None = None, timeout: int | None = None
@@ -776,9 +823,9 @@ class StreamingJob:
             self._own(failure)
 
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
-        if self._function is None:
+        function = self._run_graph if self._function is None and self._graph.flow.nodes else self._function
+        if function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
-        function = self._function
         self._driver.run(
             lambda batch: call_to_its_end(lambda: function(df, batch), batch_id),
             batch_id,

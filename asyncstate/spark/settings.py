@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from asyncstate.spark.compatibility import is_connect, setting_of
+from asyncstate.spark.compatibility import is_connect, query_of_this_thread, setting_of
 from asyncstate.spark.python_task import regular_inputs
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNBOUNDED: Final = str(2**31 - 1)
-_QUERY_ID: Final = "sql.streaming.queryId"
 _PYTHON: Final = ("PYTHON_UDF",)
 _MARGIN: Final = 2  # Arrow's buffers grow by doubling
 _KIND_BYTES: Final = 7  # a row kind has two characters; its offset, its validity
@@ -140,7 +139,7 @@ def size_of(text: str) -> int | None:
 def _is_plain_source(session: SparkSession, rows: DataFrame) -> bool:
     """False if the query's plan before the micro-batch, which its DataFrame does not show, may run Python."""
     try:
-        query_id = session.sparkContext.getLocalProperty(_QUERY_ID)
+        query_id = query_of_this_thread(session)
         query = session.streams.get(query_id) if query_id else None
         if query is None:
             return False

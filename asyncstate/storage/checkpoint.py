@@ -176,6 +176,10 @@ class Checkpoint:
             raise CheckpointError("this checkpoint was not claimed; call claim() before asking who owns it")
         return self._start
 
+    def check_owner(self) -> None:
+        """Raise ConcurrentJobError if another driver has claimed, and CheckpointError before ``claim``."""
+        self._checked_owner()
+
     def commit(self, manifest: Manifest) -> None:
         """Make the version visible, atomically. A version that is replayed from the same base is replaced.
 
@@ -295,6 +299,12 @@ class Checkpoint:
         if not self.epoch:
             raise CheckpointError("this checkpoint was not claimed; call claim() before writing to it")
         listed = self._epochs.look()
+        if listed.newest < self.epoch:
+            raise CheckpointCorruptionError(
+                f"the checkpoint {self.files.shown} no longer has the claim of this driver (epoch {self.epoch}): "
+                "somebody deletes files of it, such as a lifecycle rule. Nothing was committed; restore the checkpoint "
+                "from a copy, or start query and job from new checkpoints"
+            )
         if listed.newest != self.epoch:
             raise ConcurrentJobError(self._fenced(self._epochs.describe(listed)))
         return listed

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
 from asyncstate.storage.files import CheckpointFiles, data_checksum, file_checksum
 from asyncstate.storage.keyed_store import SortedChanges
-from asyncstate.storage.lease import Lease
+from asyncstate.storage.lease import Lease, explained
 from asyncstate.storage.manifest import (
     DeltaRef,
     FileRef,
@@ -122,9 +122,10 @@ def _put_delta(
     """Upload the delta and leave it for the next micro-batch: a small one in memory, another as a file."""
     store, size_bytes, together = lease.store, small_bytes(changes), _together.get()
     if size_bytes is None:
-        lease.kept_folder.mkdir(exist_ok=True)
-        local = lease.kept_folder / Path(name).name
-        delta = write_delta(changes, local, name, store.options)
+        with explained(lease.kept_folder):
+            lease.kept_folder.mkdir(exist_ok=True)
+            local = lease.kept_folder / Path(name).name
+            delta = write_delta(changes, local, name, store.options)
         files.put_file(local, name)
         return delta
     data = sst_bytes(changes, store.options)
@@ -134,10 +135,20 @@ def _put_delta(
         files.put_bytes(name, data)
         delta = FileRef(name, len(data), data_checksum(data), len(changes))
     if together is None or lease.is_copied:  # a copy may outlast the delta in the checkpoint
-        lease.kept_folder.mkdir(exist_ok=True)
-        Path(lease.kept_folder, delta.base_name).write_bytes(data)
+        _keep(lease, delta, data)
     store.next_delta = SmallDelta(delta.name, changes, size_bytes)
     return delta
+
+
+def _keep(lease: Lease, delta: FileRef, data: bytes) -> None:
+    """Leave a copy of an uploaded delta, which saves fetching it: without one, as on a full disk, it is fetched."""
+    local = Path(lease.kept_folder, delta.base_name)
+    try:
+        lease.kept_folder.mkdir(exist_ok=True)
+        local.write_bytes(data)
+    except OSError:
+        with suppress(OSError):  # a part of it would pass for it, to who looks only whether it is there
+            local.unlink(missing_ok=True)
 
 
 def write_delta(changes: SortedChanges, local: Path, name: str, options: RocksDBOptions) -> FileRef:

@@ -127,7 +127,7 @@ class LocalFiles(CheckpointFiles):
 
     def get_file(self, name: str, local: str | Path) -> None:
         """Copy a file out."""
-        with _explained("fetch", name):
+        with _explained("fetch", name, local=local):
             _copy(self._path(name), local)
 
     def get_bytes(self, name: str, start: int = 0, size: int = -1) -> bytes:
@@ -204,12 +204,16 @@ class LocalFiles(CheckpointFiles):
 
 
 @contextlib.contextmanager
-def _explained(action: str, name: str, missing_is_damage: bool = True, then: str = "") -> Iterator[None]:
-    """Errors of the disk as those of a checkpoint; ``then``: what becomes of a commit."""
+def _explained(
+    action: str, name: str, missing_is_damage: bool = True, then: str = "", local: str | Path | None = None
+) -> Iterator[None]:
+    """Errors of the disk as those of a checkpoint; ``then``: what becomes of a commit; ``local``: a file elsewhere,
+    whose folder may be gone."""
     try:
         yield
     except OSError as error:
-        if missing_is_damage and isinstance(error, FileNotFoundError):
+        is_missing = isinstance(error, FileNotFoundError) and str(error.filename) != str(local)
+        if missing_is_damage and is_missing:
             raise CheckpointCorruptionError(
                 f"checkpoint file {name} is missing ({error.filename})"
             ) from error

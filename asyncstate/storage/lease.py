@@ -73,7 +73,7 @@ class Lease:
 
     def open_scratch(self) -> RocksDBStore:
         """An empty store next to the leased one, for what does not fit into memory; it goes with the lease."""
-        with _explained(self.scratch_folder):
+        with explained(self.scratch_folder):
             return self._slot.open_scratch()
 
     def release(self, settle: bool = True) -> None:
@@ -90,7 +90,7 @@ class Lease:
             if settle and not self.store.damaged:
                 self.store.settle()
             if self.store.damaged:
-                with _explained(slot.folder):
+                with explained(slot.folder):
                     slot.invalidate()
             elif settle:
                 kept = self._keep_open(slot)
@@ -164,7 +164,7 @@ class LocalStores:
         CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can be used.
         """
         folder = self._root / checked_name(uid, "operator uid") / str(partition)
-        with _explained(folder):
+        with explained(folder):
             slots = [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
             used = [slot for slot in slots if slot.folder.exists()]
             slot = self._take_only(used, base) or self._take_slot(folder, slots, base)
@@ -256,9 +256,9 @@ class LocalStores:
         return Lease(slot, base, restored, keep, cached)
 
     def _drop_leftovers(self, lease: Lease, others: list[Slot], is_replaced: bool) -> None:
-        """Remove stores that will not be used, and spilled files of processes that died. ``is_replaced``: by its
-        compacted copy, so stores on the way to the base are removed as well; the process that has one open exports its
-        cache."""
+        """Remove stores that will not be used, those that a process did not complete before it died, and spilled files
+        of such processes. ``is_replaced``: by its compacted copy, so stores on the way to the base are removed as well;
+        the process that has one open exports its cache."""
         base = lease.base
 
         def is_superseded(slot: Slot) -> bool:
@@ -266,7 +266,7 @@ class LocalStores:
 
         def is_useless(slot: Slot) -> bool:
             record = slot.record()
-            is_stale = record is not None and record.version < base.version - _STALE_VERSIONS
+            is_stale = record is None or record.version < base.version - _STALE_VERSIONS
             return is_stale or is_superseded(slot)
 
         for slot in others:
@@ -337,7 +337,8 @@ def _is_abandoned(slot: Slot) -> bool:
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
+    """Raise a StoreError for an OSError of the local store folder."""
     try:
         yield
     except OSError as error:

@@ -300,7 +300,7 @@ class ObjectFiles(CheckpointFiles):
         try:
             return self._retries.call(call)
         except FileNotFoundError as error:
-            if action in ("fetch", "read"):
+            if action in ("fetch", "read") and error.filename is None:  # else the local folder is gone
                 raise CheckpointCorruptionError(f"checkpoint file {name} is missing ({self.shown})") from None
             raise self._failed(action, name, error) from None
         except (OSError, pa.ArrowException) as error:

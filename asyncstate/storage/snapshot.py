@@ -8,6 +8,7 @@ Must not import checkpoint or lease.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -59,9 +60,10 @@ class ChecksumCache:
         return known.checksum
 
     def save(self, names: set[str]) -> None:
-        """Keep the entries of the named files for the next snapshot."""
+        """Keep the entries of the named files for the next snapshot; on a full disk that one reads the files again."""
         self._known = {name: known for name, known in self._known.items() if name in names}
-        replace_file(self._path, msgspec.json.encode(self._known))
+        with suppress(OSError):
+            replace_file(self._path, msgspec.json.encode(self._known))
 
 
 def create_snapshot(

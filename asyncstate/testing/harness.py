@@ -258,7 +258,7 @@ class OperatorHarness:
         self._initial = initial_of(
             uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
         )
-        self._running: tuple[TaskSpec, list[CommitRecord], bool] | None = None
+        self._running: tuple[TaskSpec, _Ran, bool] | None = None
         self.last_side_rows: list[SideBatch] = []
         """The rows that the last micro-batch emitted to side outputs."""
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
@@ -414,6 +414,7 @@ class OperatorHarness:
             "worker": self.worker,
             "uid": self._uid,
             "filters": [spec.filters for spec in self._specs],
+            "partitions_per_task": self._together,
         }
         operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
@@ -493,18 +494,15 @@ class OperatorHarness:
         spec = self._spec(self._manifest, watermark)
         ran = self._ran(spec, before)
         warn_of_missing_rows(self._uid, spec.batch_id, self._config, ran.records)
-        self._running = (spec, ran.records, final)
-        self._pending = []
-        self.output.extend(rows_of(ran.rows))
+        self._running = (spec, ran, final)
         self.last_side_rows = ran.aside
-        for out in ran.aside:
-            self._side_rows[out.output].extend(rows_of([out.batch]))
         return ran.rows
 
     def commit(self) -> None:
         """Commit what ``run_batch`` has run."""
         assert self._running is not None, "run_batch comes first"
-        spec, records, final = self._running
+        spec, ran, final = self._running
+        records = ran.records
         inputs = list(input_sources(self._uid, self._delays, records))
         sources = advance_sources(
             self._manifest,
@@ -525,7 +523,10 @@ class OperatorHarness:
         )
         self._checkpoint.commit(manifest)
         self._manifest = manifest
-        self._running = None
+        self._pending, self._running = [], None
+        self.output.extend(rows_of(ran.rows))
+        for out in ran.aside:
+            self._side_rows[out.output].extend(rows_of([out.batch]))
         if records:
             sums, peaks = sum_records(records)
             self.batches.append(sums | peaks)

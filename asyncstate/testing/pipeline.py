@@ -88,6 +88,18 @@ class PipelineSource:
         object.__setattr__(self, "schema", read_schema(self.schema, "source"))
 
 
+class _BatchClock:
+    """The clock of all operators, which has one time in a micro-batch: ``started_at``, microseconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.started_at: int | None = None
+
+    def now_us(self) -> int:
+        """The time of day, microseconds since the epoch (UTC)."""
+        return self._clock.now_us() if self.started_at is None else self.started_at
+
+
 class PipelineHarness:
     """A dataflow with its states, in this process. A context manager.
 
@@ -113,13 +125,14 @@ class PipelineHarness:
         spark: Any = None,
     ) -> None:
         self.clock: Clock = clock if clock is not None else ManualClock()
+        self._batch_clock = _BatchClock(self.clock)
         self._spark = spark
         self._settings: dict[str, Any] = {
             "async_enabled": async_enabled,
             "parallelism": parallelism,
             "options": dict(options or {}),
             "tuning": tuning,
-            "clock": self.clock,
+            "clock": self._batch_clock,
         }
         self._pipeline, self._declared_sources = pipeline, dict(sources)
         self._committed: Manifest | None = None
@@ -473,7 +486,7 @@ class PipelineHarness:
         if crash_before is not None and crash_before not in names:
             raise JobError(f"crash_before: there is no operator and no sink '{crash_before}'")
         watermark = MAX_WATERMARK if final else self.watermark
-        started = max(self.clock.now_us(), _started_at(self._committed))
+        started = self._batch_clock.started_at = max(self.clock.now_us(), _started_at(self._committed))
         seen = {name: self._highest(name) for name in watermark_sources(self.flow.nodes)}
         out: dict[str, list[OutputRow]] = {}
         try:
@@ -483,7 +496,7 @@ class PipelineHarness:
                 operator.discard()
             raise
         if crashed:
-            self.restart()
+            self.restart(unclaimed_state="keep")  # what was settled at the last restart
             return out
         for operator in self._operators.values():
             operator.commit()

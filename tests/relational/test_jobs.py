@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.dataflow import Stream
 from asyncstate.errors import JobError
 from asyncstate.operators import avg, count, lag, tumble
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.spark import StreamingJob
 from asyncstate.testing import PipelineHarness, PipelineSource, net
 
@@ -155,7 +156,7 @@ def test_show_reads_some_rows_and_leaves_everything_as_it_is(
         streams[name].show(*given, **settings)
         return capsys.readouterr().out.splitlines()
 
-    before = files()
+    before, stores = files(), len(worker_memory().stores)
     line, head, _, *rows, _, end = shown("kinds")
     assert line == "+--------+----------+---------+"
     assert head == "|   kind |     mean | bidders |"
@@ -174,6 +175,7 @@ def test_show_reads_some_rows_and_leaves_everything_as_it_is(
     assert head.startswith("| row_kind | ")
     assert end.endswith("rows read: 1 of bids (more were not read), 1 of items (more were not read)")
     assert files() == before
+    assert len(worker_memory().stores) == stores
     with pytest.raises(JobError, match=r"show: there is no source 'nothing' here; there are bids, items"):
         streams["kinds"].show({"nothing": []})
 

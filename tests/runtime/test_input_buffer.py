@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate.changelog import RETRACT, RowKind
 from asyncstate.codec.times import event_times
+from asyncstate.errors import StoreError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.rows.input_buffer import SpillingInputBuffer
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
@@ -289,3 +292,29 @@ def test_a_disordered_micro_batch_gives_what_an_ordered_one_gives(
     for payment, customer in expected.items():
         amounts[customer].append(10 * payment + payment % 4)
     assert table == {(customer, len(own), sum(own), max(own)): 1 for customer, own in amounts.items()}
+
+
+@pytest.mark.parametrize("when", ["a file is made", "it is closed"])
+def test_a_full_disk_names_the_input_and_the_way_out(
+    async_enabled: bool, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with OperatorHarness(
+        GroupAggregate([max_("amount")]),
+        PAYMENT,
+        ["customer"],
+        async_enabled=async_enabled,
+        tuning=Tuning(gathered_bytes=1),
+    ) as harness:
+        harness.push([(1, 1, 10), (1, 1, 10), (1, 1, 20)], kinds=["+U", "-U", "+U"])
+        with monkeypatch.context() as disk:
+            writer = SimpleNamespace(write_batch=lambda _: None, close=full)
+            disk.setattr(pa.ipc, "new_stream", full if when == "a file is made" else lambda *_: writer)
+            message = (
+                r"rows of input 0 could not be spilled to .*No space left on device\. Free space on that disk"
+            )
+            with pytest.raises(StoreError, match=message):
+                harness.end_batch()
+        assert net(harness.end_batch()) == {(1, 20): 1}

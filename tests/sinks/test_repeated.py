@@ -19,7 +19,7 @@ from asyncstate.driver.commit_log import CommitLog
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
 from asyncstate.driver.micro_batch import JobFrame
-from asyncstate.errors import CheckpointCorruptionError, JobError
+from asyncstate.errors import CheckpointCorruptionError, ConcurrentJobError, JobError
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.operator import RecordContext, Row, Timer
 from asyncstate.operators import KeyedProcess
@@ -68,9 +68,15 @@ class World:
         with sqlite3.connect(self.log) as database:
             database.execute("CREATE TABLE log (name text, what text)")
 
-    def driver(self, *, marks: bool = True) -> Callable[..., None]:
+    def driver(
+        self,
+        *,
+        marks: bool = True,
+        clock: ManualClock | None = None,
+        before: Callable[[int], None] | None = None,
+    ) -> Callable[..., None]:
         """Another driver of the job: runs a micro-batch with one name, or without a name that of ``finish``. ``marks``:
-        its sink takes each micro-batch once."""
+        its sink takes each micro-batch once; ``before``: called before that sink has the rows, with the number."""
         config, executor = resolve(self.options, {}), LocalExecutor()
         ledger = CommitLog(config, "job", 0)
         frame = JobFrame(
@@ -79,10 +85,12 @@ class World:
         graph: JobGraph[LocalRows] = JobGraph(executor)
         names = graph.source("names", LocalRows(NAMES), Times(), None)
         said = names.apply(KeyedProcess(Reminder(), "name string, what string"), key="name", uid="reminders")
+        if before is not None:
+            said.to(lambda rows, batch_id: before(batch_id), name="before")
         if marks:
             said.to(AppendSink(SqliteTarget(self.log, "log")), name="log")
         said.to(self.fails, name="fails")
-        made = JobDriver(frame, ledger, self.clock)
+        made = JobDriver(frame, ledger, self.clock if clock is None else clock)
         with made.dry_run() as batch:
             graph.check(batch)
 
@@ -191,3 +199,27 @@ def test_a_note_that_cannot_be_read_is_not_left_out(world: World) -> None:
     note.unlink()
     run(1, "bob")
     assert world.rows() == [("ann", "came"), ("bob", "came")]
+
+
+def test_a_driver_that_is_fenced_off_writes_no_row_of_its_own_time(world: World) -> None:
+    """The other one has looked for the time of an earlier attempt already, and repeats the micro-batch at its own: the
+    sink would leave out the timer that is due by then."""
+    clock = ManualClock(SECOND)
+    first = world.driver(clock=clock)
+    first(0, "ann")
+    clock.advance(seconds=5)
+    world.clock.advance(seconds=60)
+
+    def run_first(batch_id: int) -> None:
+        if batch_id == 1:
+            with pytest.raises(ConcurrentJobError, match="Stop this query"):
+                first(1, "bob")
+
+    second = world.driver(before=run_first)
+    second(1, "bob")
+    assert sorted(world.rows()) == [("ann", "came"), ("ann", "reminded"), ("bob", "came")]
+    for _ in range(2):
+        with pytest.raises(ConcurrentJobError, match="Stop this query"):
+            first(1, "bob")
+    second(2, "eve")
+    assert sorted(world.rows())[3:] == [("eve", "came")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -277,6 +278,20 @@ def test_errors_of_the_database_name_the_table(database: Place) -> None:
     assert database.rows() == {7: "there"}
     database.run(undo)
     assert database.target().write("w", 0, changes([(2, "there", None)]))
+
+
+def test_a_full_disk_names_the_iceberg_table(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    place = made("iceberg", request, tmp_path)
+    target = place.target()
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(StoreError, match=r"Iceberg table .*totals: .*large.*repeats the micro-batch"):
+            target.write("w", 0, changes([(1, "one", None)]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert target.write("w", 0, changes([(1, "one", None)]))
+    assert place.rows() == {1: "one"}
 
 
 VALUES: list[tuple[str, pa.DataType, Any, Callable[[Any], Any]]] = [

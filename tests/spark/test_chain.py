@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,3 +103,17 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
         StoreError, match="operator 'b': cannot create a file for input rows that exceed memory"
     ):
         list(run_chain([link("a"), link("b", file, 1)], range(1), iter(()), Doubling(2)))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk without room is simulated by Linux")
+@pytest.mark.parametrize("batches", [2, 2_000], ids=["at the end", "at once"])
+def test_a_full_disk_names_the_operator_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "r+b"))  # noqa: SIM115
+    links = [link("a"), link("b", tmp_path, 1)]
+    message = (
+        f"input rows of operator 'b' could not be spilled to {tmp_path}: .*No space left.* Free space on that"
+    )
+    with pytest.raises(StoreError, match=message):
+        list(run_chain(links, range(1), iter(()), Doubling(batches)))

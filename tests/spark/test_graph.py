@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from asyncstate.dataflow import Stream
-from asyncstate.errors import JobError
+from asyncstate.errors import CheckpointError, JobError
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.testing import Tuning, net
 from operators import (
@@ -154,6 +154,33 @@ def test_a_graph_gives_what_the_function_gives(
         name: +net for name, net in expected.rows.items()
     }
     assert all(expected.rows.values())
+
+
+def test_a_process_that_has_not_run_the_query_finishes_the_job(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+) -> None:
+    """As after a driver that was killed in ``finish``; also with a program that has more sources and columns."""
+    orders, payments = written(tmp_path, batches=1)
+
+    def job_of(kept: Kept, schema: str, is_changed: bool) -> StreamingJob:
+        job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
+        rows = job.source("orders", read(spark, schema, orders), event_time="ts", watermark_delay="1 second")
+        windows = WindowAggregate(tumble("10 seconds"), [count()])
+        rows.apply(windows, key="customer", uid="windows").to(kept("windows"), name="windows")
+        if is_changed:
+            more = job.source("payments", read(spark, PAYMENTS, payments))
+            more.apply(GroupAggregate([count()]), key="order_id", uid="more").to(kept("more"), name="more")
+        return job
+
+    started, kept = Kept(), Kept()
+    job = job_of(started, ORDERS, is_changed=False)
+    job.await_termination(job.start(trigger="availableNow"))
+    changed = f"{ORDERS}, note string"
+    job_of(kept, changed, is_changed=True).finish()
+    assert (len(started.rows["windows"]), len(kept.rows["windows"])) == (0, 6)
+    assert kept.rows["more"] == Counter()
+    with pytest.raises(CheckpointError, match="was finished at batch 1"):
+        job_of(kept, changed, is_changed=True).finish()
 
 
 def test_union_drop_and_an_object_as_sink(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:

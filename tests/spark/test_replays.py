@@ -20,7 +20,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
 
-from asyncstate.errors import AsyncStateError, ConcurrentJobError
+from asyncstate.errors import AsyncStateError, ConcurrentJobError, JobError
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.storage import Checkpoint, LocalFiles, files
 from tests.cluster.story import roll_back
@@ -195,3 +195,37 @@ def test_leftovers_of_killed_writers_go_when_the_checkpoint_is_claimed(
     monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda: now + 7_200))
     batches(2)
     assert not left.exists()
+
+
+def test_a_second_query_of_a_job_does_not_pass_for_a_repeated_one(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+) -> None:
+    """Its first micro-batch would replace that of the other query."""
+    job = make_job(options={"async-state.enabled": async_enabled})
+    sink: dict[int, Rows] = {}
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(RunningTotal(), df, key="k", uid="total")
+        sink[batch.batch_id] = sorted((row.k, row.rows, row.total) for row in out.collect())
+
+    def add(batch: int) -> None:
+        rows = numbers(spark, batch * STEP, batch * STEP + STEP).coalesce(1)
+        rows.write.mode("append").parquet(str(tmp_path / "source"))
+
+    def run(query: str) -> None:
+        stream = spark.readStream.schema(numbers(spark, 0, 1).schema).parquet(str(tmp_path / "source"))
+        writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", str(tmp_path / query))
+        job.await_termination(writer.trigger(availableNow=True).start())
+
+    model: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    expected = {n: running_totals(range(n * STEP, n * STEP + STEP), model) for n in range(2)}
+    add(0)
+    run("one")
+    add(1)
+    with pytest.raises(
+        JobError, match="job 'job' runs in two queries: micro-batch 0 of this one would replace"
+    ):
+        run("two")
+    run("one")
+    assert sink == expected

@@ -528,6 +528,15 @@ def test_manifests_without_owners_are_refused(checkpoint: Checkpoint) -> None:
         Checkpoint(checkpoint.files).latest()
 
 
+def test_claim_that_somebody_has_deleted_is_no_other_driver(checkpoint: Checkpoint) -> None:
+    checkpoint.commit(manifest(0))
+    checkpoint.files.delete_files(checkpoint.files.list("owners/"))
+    with pytest.raises(
+        CheckpointCorruptionError, match="no longer has the claim of this driver.*from a copy"
+    ):
+        checkpoint.commit(manifest(1))
+
+
 def test_damaged_start_of_an_epoch_is_named(checkpoint: Checkpoint) -> None:
     checkpoint.commit(manifest(0))
     (name,) = [name for name in checkpoint.files.list("owners/") if name.endswith(".start.json")]

@@ -167,6 +167,14 @@ def test_missing_file_is_named(files: CheckpointFiles, tmp_path: Path) -> None:
         files.get_file("state/gone", tmp_path / "x")
 
 
+def test_a_local_folder_that_is_gone_is_no_damage(files: CheckpointFiles, tmp_path: Path) -> None:
+    """Nobody has to roll back for it."""
+    files.put_bytes("state/x", b"content")
+    with pytest.raises(CheckpointError, match="could not fetch state/x .*No such file") as raised:
+        files.get_file("state/x", tmp_path / "gone" / "x")
+    assert not isinstance(raised.value, CheckpointCorruptionError)
+
+
 def test_every_folder_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[str] = set()
     sync = os.fsync

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -138,6 +139,20 @@ def test_stale_slots_are_removed(job: MiniJob) -> None:
         job.batch({A: b"%d" % n})
     assert not stale.exists()
     assert job.content(newest(job)) == {A: b"19"}
+
+
+def test_a_store_that_a_killed_attempt_has_not_completed_is_removed(job: MiniJob) -> None:
+    """It may be as large as the state, and without a record it is of no use."""
+    job.batch({A: b"0"})
+    with job.lease(newest(job), 0, 1), job.lease(newest(job), 0, 1) as second:
+        left = Path(second.store.path).parent
+        (left / "VERSION").unlink()
+        job.batch({A: b"1"})
+        assert left.exists()  # its attempt may be alive
+        second.release()
+    job.batch({A: b"2"})
+    assert not left.exists()
+    assert job.content(newest(job)) == {A: b"2"}
 
 
 @pytest.mark.parametrize(("uid", "job_id"), [("../x", "job"), ("a/b", "job"), ("op", ".."), ("", "job")])
@@ -440,6 +455,45 @@ def test_a_damaged_store_is_rebuilt_though_nothing_can_be_written_about_it(job: 
     blocked.rmdir()
     with job.lease(newest(job), 0, 1) as lease:
         assert lease.restored.method == "rebuilt"
+
+
+def test_a_delta_of_which_no_copy_can_be_kept_here_is_committed(
+    job: MiniJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: the copy only saves fetching the delta."""
+    job.batch({A: b"1"})
+    tried: list[str] = []
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.parent.name != "kept":
+            return write(path, data)
+        tried.append(path.parent.name)
+        with path.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    job.batch({A: b"2"})
+    monkeypatch.undo()
+    assert tried == ([] if job.together else ["kept"])
+    assert job.content(newest(job)) == {A: b"2"}
+
+
+def test_a_large_delta_that_cannot_be_written_here_names_the_folder(job: MiniJob) -> None:
+    job.batch({A: b"1"})
+    with job.lease(newest(job), 0, 1) as lease:
+        kept = lease.kept_folder
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.write_bytes(b"")
+    large = {key(0, f"{n:06}"): b"x" * 100 for n in range(10_000)}
+    with pytest.raises(
+        StoreError, match=rf"the local store folder {kept} cannot be used.*Check the disk's space"
+    ):
+        job.batch(large)
+    kept.unlink()
+    job.batch(large)
+    assert job.content(newest(job)) == {A: b"1"} | large
 
 
 def compactions(folder: Path) -> list[str]:

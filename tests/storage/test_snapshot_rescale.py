@@ -84,6 +84,18 @@ def test_snapshot_uploads_new_files_only(tmp_path: Path) -> None:
     assert new_bytes < 30_000  # RocksDB's own description of the files, and one small delta
 
 
+def test_a_snapshot_needs_no_room_for_what_saves_reading_next_time(job: MiniJob) -> None:
+    """On a full local disk the checksums of its files are not kept."""
+    job.snapshot_every_deltas = 1
+    job.batch({key(0, "a"): b"1"})
+    with job.lease(job.checkpoint.latest(), 0, 1) as lease:
+        Path(f"{lease.store.path}.checksums.json.tmp").mkdir()
+    for number in range(2):
+        taken = job.batch({key(0, "a"): b"%d" % number}).operators["op"].partition(0).snapshot
+        assert taken is not None
+    assert job.content(job.checkpoint.latest()) == {key(0, "a"): b"1"}
+
+
 @pytest.mark.parametrize(
     ("parallelism", "deltas_max"), [(1, 40), (25, 40), (40, 25), (100, 10), (32_768, 10)]
 )

@@ -10,8 +10,9 @@ import pytest
 from asyncstate import InputSpec, RecordContext, RecordOperator, Row, Timer, ValueStateDescriptor
 from asyncstate.clock import SystemClock
 from asyncstate.config import Tuning
-from asyncstate.errors import JobError, SchemaError, StateDeclarationError
+from asyncstate.errors import JobError, SchemaError, StateDeclarationError, StoreError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.storage import Checkpoint
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us"))])
@@ -65,6 +66,26 @@ def test_times_are_those_of_the_batches_before(async_enabled: bool) -> None:
         assert h.finish() == [("+I", "b", -2, 113, 7), ("+I", "a", -2, 125, 7)]
         with pytest.raises(JobError, match="finished"):
             h.end_batch()
+
+
+def test_a_micro_batch_whose_commit_fails_runs_again(
+    async_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its rows is lost, and none comes out twice."""
+    with harness(async_enabled) as h:
+        h.push([("a", 1, 100)])
+
+        def failing(*_: object) -> None:
+            raise StoreError("the network is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoint, "commit", failing)
+            with pytest.raises(StoreError, match="the network is gone"):
+                h.end_batch()
+        assert h.output == []
+        rows = [("+I", "a", 1, MIN_WATERMARK, 0)]
+        assert h.end_batch() == rows
+        assert h.output == rows
 
 
 def test_the_limits_in_force_can_be_read_back() -> None:

@@ -72,6 +72,19 @@ def test_state_that_no_operator_claims(enabled: bool) -> None:
         assert harness.end_batch()["out"] == [("+I", "ann", 1)]
 
 
+def test_state_that_is_kept_outlives_a_failed_micro_batch(enabled: bool) -> None:
+    with PipelineHarness(totals("totals"), SALES, async_enabled=enabled) as harness:
+        harness.push("sales", [("ann", 100)])
+        harness.end_batch()
+        harness.restart(totals("others"), unclaimed_state="keep")
+        harness.push("sales", [("ann", 1)])
+        assert harness.end_batch(crash_before="out") == {}
+        assert harness.end_batch()["out"] == [("+I", "ann", 1)]
+        harness.restart(totals("totals"), unclaimed_state="keep")
+        harness.push("sales", [("ann", 10)])
+        assert harness.end_batch()["out"] == [("-U", "ann", 100), ("+U", "ann", 110)]
+
+
 class Alarm(KeyedProcessFunction):
     """Keeps nothing but a timer."""
 

@@ -9,10 +9,12 @@ import pytest
 
 from asyncstate.dataflow import Stream
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.functions import KeyedProcessFunction
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.testing import PipelineHarness, PipelineSource
 from operators import (
     GroupAggregate,
+    KeyedProcess,
     TemporalSort,
     WindowAggregate,
     WindowTableFunction,
@@ -53,6 +55,37 @@ def test_rows_that_filters_take_out_move_the_watermark(async_enabled: bool) -> N
         assert harness.end_batch() == {"a": [], "b": []}
         assert harness.watermark == 30 * SECOND
         assert {name: starts(rows) for name, rows in harness.end_batch().items()} == {"a": [0], "b": [0]}
+
+
+class Now(KeyedProcessFunction):
+    """Adds the processing time."""
+
+    def process(self, row: Any, ctx: Any) -> None:
+        ctx.emit(*row, ctx.processing_time)
+
+
+def test_all_operators_of_a_micro_batch_have_one_processing_time(async_enabled: bool) -> None:
+    class Ticking:
+        seconds = 0
+
+        def now_us(self) -> int:
+            self.seconds += 1
+            return self.seconds * SECOND
+
+    def flow(events: Stream) -> None:
+        first = events.apply(KeyedProcess(Now(), "k string, t bigint"), key="k", uid="first")
+        then = KeyedProcess(Now(), "k string, t bigint, then bigint")
+        first.drop("row_kind").apply(then, key="k", uid="then").to(print, name="out")
+
+    sources = {"events": PipelineSource("k string")}
+    with PipelineHarness(flow, sources, async_enabled=async_enabled, clock=Ticking()) as harness:
+        times = []
+        for _ in range(2):
+            harness.push("events", [("x",)])
+            ((_, _, first, then),) = harness.end_batch()["out"]
+            assert first == then
+            times.append(first)
+        assert times[0] < times[1]
 
 
 def test_a_union_has_the_time_of_its_sources_whatever_their_delays(async_enabled: bool) -> None:

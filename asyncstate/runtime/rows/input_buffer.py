@@ -19,6 +19,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from asyncstate.changelog import accumulates
 from asyncstate.codec import check_key_type, hash_columns
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
-from asyncstate.errors import SchemaError
+from asyncstate.errors import SchemaError, StoreError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch, joined
 
@@ -179,7 +180,7 @@ class SpillingInputBuffer:
 
     def _to_files(self) -> None:
         if self._files is None:
-            self._files = _Files(self._folder)
+            self._files = _Files(self._folder, self._spec.name)
         rows = self._taken()
         self._files.write(rows, self._key_hashes(rows.batch))
 
@@ -192,7 +193,7 @@ class SpillingInputBuffer:
             yield from self._cut(self._prepared(files.read(number)))
             return
         # Rows of long keys, and all rows without a key, are split by what identifies them; other keys stay together.
-        finer = _Files(self._folder)
+        finer = _Files(self._folder, self._spec.name)
         try:
             long = self._long_keys(files, number)
             for table in files.read_some(number):
@@ -224,17 +225,35 @@ class SpillingInputBuffer:
         )
 
 
-class _Files:
-    """Rows in files by a hash; each file is in order of arrival."""
+@contextmanager
+def spilling(what: str, place: str) -> Iterator[None]:
+    """Raise a StoreError for an OSError while ``what`` is written to files in the folder ``place``."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{what} could not be spilled to {place}: {error}. Free space on that disk, put async-state.local-dir on a "
+            "larger one, or raise async-state.memory if there is more"
+        ) from error
 
-    def __init__(self, folder: str) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="gathered-", dir=folder))
+
+class _Files:
+    """Rows in files by a hash; each file is in order of arrival. ``rows``: what they are, in errors."""
+
+    def __init__(self, folder: str, rows: str) -> None:
+        self._place, self._what = folder, f"rows of {rows}"
+        with spilling(self._what, folder):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="gathered-", dir=folder))
         self._writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self.bytes = [0] * _FILES
 
     def write(self, rows: PreparedBatch, hashes: _Hashes) -> None:
         batch = rows.batch.append_column(_KIND, pa.array(rows.kinds, pa.int8()))
+        with spilling(self._what, self._place):
+            self._write(batch, hashes)
+
+    def _write(self, batch: pa.RecordBatch, hashes: _Hashes) -> None:
         for number, places in _divided(hashes, _FILES):
             chosen = batch.take(pa.array(places))
             if number not in self._writers:
@@ -244,8 +263,9 @@ class _Files:
 
     def filled(self) -> list[int]:
         """The files that have rows; ends writing."""
-        for writer in self._writers.values():
-            writer.close()
+        with spilling(self._what, self._place):
+            for writer in self._writers.values():
+                writer.close()
         return sorted(self._writers)
 
     def read(self, number: int) -> pa.Table:

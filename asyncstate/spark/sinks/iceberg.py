@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from asyncstate.driver.write_marks import UNKNOWN, Origin, is_written, mark_from, mark_of
-from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.errors import AsyncStateError, ConfigurationError, SchemaError, StoreError
 from asyncstate.spark.sinks.target import (
     TargetChanges,
     cast_to,
@@ -128,8 +128,15 @@ class IcebergTarget:
                 elif changes.upserts.num_rows:
                     self._append(table, transaction, changes.upserts)
                 transaction.set_properties({name: mark_from(origin, batch_id).text()})
+        except AsyncStateError:
+            raise
         except (CommitFailedException, ValidationException) as error:
             raise StoreError(f"{self.place}: {error}; nothing was written") from error
+        except Exception as error:  # as in _load, also of a commit that has come through
+            raise StoreError(
+                f"{self.place}: {type(error).__name__}: {error}; start the query again, which repeats the micro-batch "
+                "and writes it once"
+            ) from error
         return True
 
     def _append(self, table: Table, transaction: Transaction, rows: pa.Table) -> None:
