@@ -1,7 +1,7 @@
 """Runs the examples of README.md and docs/*.md, so that the pages cannot say what the code does not do.
 
 A block whose fence says ``python test`` is run; all of one page run in order and share their names, as a reader
-would type them. ``python test spark`` is a program of its own, run as a user runs it. What stands in a
+would type them. ``python test spark`` is a program of its own: see ``tests.docs.programs``. What stands in a
 ``text output`` block right behind must be what was printed.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import os
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -22,13 +20,14 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.programs import FAILED, PRINTED, PROGRAM, run
 from tests.sql.tables import NEEDS_COMPILER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCED = re.compile(r"^```([a-z][^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_PROGRAM_SECONDS_MAX = 300
+_PROGRAMS_SECONDS_MAX = 600
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,21 @@ def test_examples_run_and_print_what_the_page_says(page: Path, monkeypatch: pyte
                 assert printed == example.output, f"{example.place} prints something else"
 
 
+@pytest.fixture(scope="module")
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By their places, the folders of the programs that this run asks for, which have been run."""
+    folders = {}
+    for item in request.session.items:
+        if getattr(item, "originalname", "") == test_programs_run_as_a_user_runs_them.__name__:
+            example: Example = item.callspec.params["example"]  # type: ignore[attr-defined]
+            folders[example.place] = folder = tmp_path_factory.mktemp("program")
+            (folder / PROGRAM).write_text(example.code, "utf-8")
+    run(list(folders.values()), _PROGRAMS_SECONDS_MAX)
+    return folders
+
+
 @pytest.mark.spark
-@pytest.mark.timeout(_PROGRAM_SECONDS_MAX + 20)
+@pytest.mark.timeout(_PROGRAMS_SECONDS_MAX + 20)
 @pytest.mark.parametrize(
     "example",
     [
@@ -102,22 +114,13 @@ def test_examples_run_and_print_what_the_page_says(page: Path, monkeypatch: pyte
     ],
     ids=lambda example: example.place,
 )
-def test_programs_run_as_a_user_runs_them(example: Example, tmp_path: Path) -> None:
-    program = tmp_path / "example.py"
-    program.write_text(example.code, "utf-8")
-    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    ran = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": search_path, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_PROGRAM_SECONDS_MAX,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+def test_programs_run_as_a_user_runs_them(example: Example, programs: dict[str, Path]) -> None:
+    """But for their process, which they share: `test_wheel` runs the README's in one of its own."""
+    folder = programs[example.place]
+    failed = folder / FAILED
+    assert not failed.exists(), failed.read_text("utf-8")[-4000:]
     assert example.output is not None, f"{example.place}: show what the program prints"
-    assert _lines(ran.stdout) == _lines(example.output)
+    assert _lines((folder / PRINTED).read_text("utf-8")) == _lines(example.output)
 
 
 def _lines(text: str) -> list[str]:
