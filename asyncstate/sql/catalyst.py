@@ -56,6 +56,8 @@ _LEFT_OUT: Final = {
     *("ExtractPythonUDFs", "ExtractPythonUDFFromAggregate", "ExtractGroupingPythonUDFFromAggregate"),
     "ExtractPythonUDFFromJoinCondition",
 }
+_places: Final[dict[str, Sequence[tuple[int, str]]]] = {}
+"""Where these are in a batch, by its text without addresses."""
 _SPARK_MIN: Final = 4
 _ROUNDS_MAX: Final = 100
 _CHANGING: Final = {
@@ -266,13 +268,12 @@ class Catalyst:
             optimizer = self.java.sessionState().optimizer()
             for batch in items(optimizer.defaultBatches()):
                 rules = batch.rules()
-                if any(name in rules.toString() for name in _LEFT_OUT):
-                    named = [(one, str(one.ruleName())) for one in items(rules)]
-                    left_out += [name for _, name in named if _last(name) in _LEFT_OUT]
-                    rules = self.seq(one for one, name in named if _last(name) not in _LEFT_OUT)
+                for place, name in reversed(_left_out_of(rules)):
+                    left_out.append(name)
+                    rules = rules.patch(place, rules.take(0), 1)
                 self._batches.append((batch.strategy().maxIterations(), rules))
             # A rule gives subqueries to the optimizer, which leaves out only those that may be excluded.
-            needed = {str(name) for name in items(optimizer.nonExcludableRules())}
+            needed = set(optimizer.nonExcludableRules().mkString("\n").splitlines())
             excluded = ",".join(name for name in left_out if name not in needed)
             self.session.conf.set("spark.sql.optimizer.excludedRules", excluded)
         return self._batches
@@ -324,6 +325,15 @@ def _applying(jvm: Any, gateway: Any, load: Any) -> Any:
     apply = handles.publicLookup().findVirtual(rule, "apply", of(node, node))
     turned = handles.permuteArguments(apply, of(node, kinds), order)
     return jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(load("scala.Function2"), turned)
+
+
+def _left_out_of(rules: Any) -> Sequence[tuple[int, str]]:
+    """Places and names of the rules of a batch that are left out; each name is a round trip, so they are asked once."""
+    known = re.sub(r"@[0-9a-f]+", "", rules.toString())
+    if known not in _places:
+        names = [str(one.ruleName()) for one in items(rules)] if any(map(known.count, _LEFT_OUT)) else []
+        _places[known] = [(place, name) for place, name in enumerate(names) if _last(name) in _LEFT_OUT]
+    return _places[known]
 
 
 @contextmanager
