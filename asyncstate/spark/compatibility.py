@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ _OLDEST_CONNECT: Final = (4, 0)
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _SEED: Final = 42  # of Spark's hash partitioning
 _MASK: Final = 0xFFFFFFFF
+_ERROR_LOG: Final = "SQLQueryContextLogger"
 _TIME_ZONE: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
@@ -139,6 +141,23 @@ def query_of_this_thread(spark: SparkSession) -> str | None:
     return found
 
 
+@contextmanager
+def without_error_log() -> Iterator[None]:
+    """Keep pyspark from also printing an error of Spark SQL, as a line of JSON with all Java frames, as it does as soon
+    as there is one: who catches it says more clearly what is wrong."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # Spark 3.5 prints nothing
+        yield
+        return
+    log = PySparkLogger.getLogger(_ERROR_LOG)  # made by pyspark, whose loggers take more arguments
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 # -- types -------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +174,8 @@ def spark_type(kind: pa.DataType) -> DataType:
 def type_of_ddl(text: str) -> DataType:
     """The type that a DDL text such as ``id bigint, name string`` describes. Raises PySparkException."""
     parsed = getattr(StructType, "fromDDL", _parse_datatype_string)  # Spark 3.5 has the latter only
-    return parsed(text)
+    with without_error_log():
+        return parsed(text)
 
 
 def collation_of(kind: StringType) -> str | None:

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import EnvironmentSetupError, SqlError
 from asyncstate.spark.column_types import quoted
+from asyncstate.spark.compatibility import without_error_log
 from asyncstate.sql_words import NAMED_TIME, Words
 
 if TYPE_CHECKING:
@@ -339,16 +340,17 @@ def _left_out_of(rules: Any) -> Sequence[tuple[int, str]]:
 @contextmanager
 def sql_errors(text: str = "") -> Iterator[None]:
     """Turn Spark's errors about a statement into SqlError."""
-    try:
-        yield
-    except PySparkException as error:
-        raise SqlError(f"Spark says of the statement: {_message(error, text)}") from error
-    except Py4JJavaError as error:
-        java = error.java_exception
-        if java.getClass().getSimpleName() == "UndeclaredThrowableException":  # thrown by a rule
-            java = java.getCause()
-        found = _message(convert_exception(java), text)
-        raise SqlError(f"Spark says of the statement: {found}") from error
+    with without_error_log():
+        try:
+            yield
+        except PySparkException as error:
+            raise SqlError(f"Spark says of the statement: {_message(error, text)}") from error
+        except Py4JJavaError as error:
+            java = error.java_exception
+            if java.getClass().getSimpleName() == "UndeclaredThrowableException":  # thrown by a rule
+                java = java.getCause()
+            found = _message(convert_exception(java), text)
+            raise SqlError(f"Spark says of the statement: {found}") from error
 
 
 def items(seq: Any) -> Sequence[Any]:

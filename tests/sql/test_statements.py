@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -391,6 +392,25 @@ def test_what_a_rule_refuses_is_said(spark: SparkSession) -> None:
     finally:
         spark.conf.unset("spark.sql.crossJoin.enabled")
     assert str(failed.value).startswith("Spark says of the statement:")
+
+
+def test_pyspark_does_not_print_what_is_refused(spark: SparkSession) -> None:
+    from pyspark.errors import AnalysisException
+    from pyspark.logger import PySparkLogger
+
+    log, printed = PySparkLogger.getLogger("SQLQueryContextLogger"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = printed.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(SqlError, match="b5"):
+            SqlContext(spark).run("SELECT b5 FROM range(3)")
+        assert not printed
+        with pytest.raises(AnalysisException):
+            spark.sql("SELECT b5 FROM range(3)")
+        assert printed  # errors of the user's own calls are printed as ever
+    finally:
+        log.removeHandler(handler)
 
 
 def test_a_random_value_that_is_shown_twice_is_one(spark: SparkSession, async_enabled: bool) -> None:
