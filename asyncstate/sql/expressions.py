@@ -183,6 +183,10 @@ class Expressions:
         self._retyped = False
         made = self._rebuilt(expression, names, replaced or {})
         found = _with_lambdas(str(made.sql()))
+        if "collate(" in found and any(kind_of(one) == "Collate" for one in walk(expression)):
+            raise refusal(
+                "COLLATE", "texts are compared by their bytes; compare lower(c) instead", expression
+            )
         if is_varying:
             self.varying.setdefault(found, expression)
         probe: dict[int, str | None] = dict.fromkeys(replaced or {})

@@ -575,6 +575,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         "select a, listagg(distinct c) within group (order by b) as x from t group by a",
         "Spark says.*must be picked from the function inputs",
     ),
+    "collation": (
+        "select count(*) as n from t group by c collate UTF8_LCASE",
+        r"line 1: c collate UTF8_LCASE: .*COLLATE; texts are compared by their bytes; compare lower\(c\)",
+    ),
+    "collation-of-a-condition": ("select a from t where c collate UTF8_LCASE = 'x'", "COLLATE; texts"),
     "several-rows": ("select a, (select d from u where u.a = t.a) as x from t", "."),
     "syntax": ("select a,\nfrom where t", r"line 2"),
     "unknown-column": ("select nope from t", "nope"),
