@@ -1,7 +1,7 @@
 """Random SQL statements, as many as are asked for: ``python -m tests.sql.fuzz COUNT [FIRST]``.
 
 Runs the seeds from ``FIRST`` on, in turn of each kind of statement, over random rows, with restarts and rescaling, and
-prints the seeds of those that are wrong.
+prints the seeds of those that are wrong. Ctrl-C ends it, and shows the result so far.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ def main() -> int:
     for seed in range(first, first + count):
         try:
             KINDS[seed % len(KINDS)].run(spark, seed)
+        except KeyboardInterrupt:
+            count = seed - first
+            break
         except SqlError as error:
             refused += 1
             print(f"seed {seed} is refused: {error}", flush=True)
