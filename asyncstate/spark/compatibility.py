@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -37,6 +38,8 @@ _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _SEED: Final = 42  # of Spark's hash partitioning
 _MASK: Final = 0xFFFFFFFF
 _ERROR_LOG: Final = "SQLQueryContextLogger"
+_errors_are_caught: Final[ContextVar[bool]] = ContextVar("errors_are_caught", default=False)
+"""Of each thread: others may run statements of the user meanwhile."""
 _TIME_ZONE: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
@@ -150,12 +153,17 @@ def without_error_log() -> Iterator[None]:
     except ImportError:  # Spark 3.5 prints nothing
         yield
         return
-    log = PySparkLogger.getLogger(_ERROR_LOG)  # made by pyspark, whose loggers take more arguments
-    before, log.disabled = log.disabled, True
+    # Made by pyspark, whose loggers take more arguments.
+    PySparkLogger.getLogger(_ERROR_LOG).addFilter(_is_logged)  # which adds it once
+    token = _errors_are_caught.set(True)
     try:
         yield
     finally:
-        log.disabled = before
+        _errors_are_caught.reset(token)
+
+
+def _is_logged(record: object) -> bool:
+    return not _errors_are_caught.get()
 
 
 # -- types -------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +28,7 @@ from asyncstate.spark.compatibility import (
     default_parallelism,
     session_settings,
     spark_type,
+    without_error_log,
 )
 from asyncstate.spark.sinks import AppendSink
 from asyncstate.spark.sources.events import columns_of
@@ -189,3 +192,25 @@ def test_columns_may_have_the_names_of_methods(spark: SparkSession) -> None:
     assert by_partition(rows, 2, "1").rdd.glom().map(len).collect() == [0, 1]
     found = aggregated(rows, ["toArrow", "groupingSets"], [["toArrow"], ["groupingSets"]], ["count(1) as n"])
     assert sorted(row.n for row in found.collect()) == [1, 1]
+
+
+@pytest.mark.since_spark("4.0", "pyspark's log of errors")
+def test_errors_of_other_threads_are_logged_meanwhile_and_afterwards() -> None:
+    from pyspark.logger import PySparkLogger
+
+    with ThreadPoolExecutor(1) as other:
+        log, logged = PySparkLogger.getLogger("SQLQueryContextLogger"), list[str]()
+        handler = logging.Handler()
+        handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+        log.addHandler(handler)
+        try:
+            first, second = without_error_log(), without_error_log()
+            with first:
+                log.error("caught here")
+                other.submit(log.error, "of another thread").result()
+                other.submit(second.__enter__).result()
+            other.submit(second.__exit__, None, None, None).result()
+            log.error("afterwards")
+        finally:
+            log.removeHandler(handler)
+    assert logged == ["of another thread", "afterwards"]
