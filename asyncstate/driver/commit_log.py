@@ -89,9 +89,8 @@ class CommitLog:
         claims the checkpoint: from then on no earlier driver can commit.
         """
         if not self._claimed:
-            self._check_follows(
-                batch_id, self.latest()
-            )  # a batch that cannot run must not fence off a driver
+            # First: a batch that cannot run must not fence off a driver.
+            self._check_follows(batch_id, self.latest())
             self._checkpoint.claim(self.job_id)
             self._checkpoint.files.sweep()  # files of killed writers; running ones have an hour
             self._find_started()

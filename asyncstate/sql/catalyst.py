@@ -58,7 +58,7 @@ _LEFT_OUT: Final = {
     "ExtractPythonUDFFromJoinCondition",
 }
 _places: Final[dict[str, Sequence[tuple[int, str]]]] = {}
-"""Where these are in a batch, by its text without addresses."""
+"""By the text of a batch, without addresses: where in it these rules are, and their names."""
 _SPARK_MIN: Final = 4
 _ROUNDS_MAX: Final = 100
 _CHANGING: Final = {
@@ -330,11 +330,12 @@ def _applying(jvm: Any, gateway: Any, load: Any) -> Any:
 
 def _left_out_of(rules: Any) -> Sequence[tuple[int, str]]:
     """Places and names of the rules of a batch that are left out; each name is a round trip, so they are asked once."""
-    known = re.sub(r"@[0-9a-f]+", "", rules.toString())
-    if known not in _places:
-        names = [str(one.ruleName()) for one in items(rules)] if any(map(known.count, _LEFT_OUT)) else []
-        _places[known] = [(place, name) for place, name in enumerate(names) if _last(name) in _LEFT_OUT]
-    return _places[known]
+    text = re.sub(r"@[0-9a-f]+", "", rules.toString())
+    if text not in _places:
+        has_any = any(name in text for name in _LEFT_OUT)
+        names = [str(one.ruleName()) for one in items(rules)] if has_any else []
+        _places[text] = [(place, name) for place, name in enumerate(names) if _last(name) in _LEFT_OUT]
+    return _places[text]
 
 
 @contextmanager
